@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scalec import runtime
-from scalec.runtime.comm.experts import Held, Order
+from scalec.runtime.comm.experts import ExpertRows, Order
 from scalec.runtime.comm.mesh import Axis
 from scalec.runtime.ops import grouped_linear
 
@@ -83,7 +83,9 @@ def _moved(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
     gates = torch.rand(sizes.tokens, sizes.k, device=machine.device, requires_grad=True)
     k, everything = sizes.k, [order.total]
     axis = Axis("ep", 2, 0, cast(Any, Nowhere()))
-    held = Held(axis, order.counts, everything, everything, order.choices, order.rows.flatten())
+    held = ExpertRows(
+        axis, order.counts, everything, everything, order.choices, order.rows.flatten()
+    )
     subjects: list[tuple[str, Any, Any, Sequence[Tensor], object, int, int]] = [
         ("dispatch", kernels.Dispatch(tile), runtime.dispatch, (x,), order, 1 + k, 1 + k),
         ("combine", kernels.Combine(tile), runtime.combine, (rows, gates), order, 1 + k, 1 + 2 * k),

@@ -16,8 +16,8 @@ from time import process_time
 from measure import asked_quick, table, where
 
 from scalec.compiler.cli.lsp.complete import complete
-from scalec.compiler.cli.lsp.diagnose import told
-from scalec.compiler.cli.lsp.document import Document, compiled, typed
+from scalec.compiler.cli.lsp.diagnose import get_shown_diagnostics
+from scalec.compiler.cli.lsp.document import Document, compile_document, parse_document
 from scalec.compiler.cli.lsp.hints import colours, hints
 from scalec.compiler.cli.lsp.hover import hover
 from scalec.compiler.syntax.limits import load
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _measure(plan: str, what: str, edit: Edit, rounds: int) -> None:
-    document = compiled(typed(None, load(PLANS / f"{plan}.scale")))
+    document = compile_document(parse_document(None, load(PLANS / f"{plan}.scale")))
     spent: dict[str, list[float]] = {}
     for number in range(rounds):
         document = _key_stroke(document, edit(document.source.text, number), spent)
@@ -69,13 +69,15 @@ def _key_stroke(document: Document, text: str, spent: dict[str, list[float]]) ->
         spent.setdefault(name, []).append(process_time() - start)
         return found
 
-    now = timed("syntax and mistakes", lambda: typed(document, Source(document.source.path, text)))
+    now = timed(
+        "syntax and mistakes", lambda: parse_document(document, Source(document.source.path, text))
+    )
     assert isinstance(now, Document)
-    timed("what is shown of them", lambda: told(now))
+    timed("what is shown of them", lambda: get_shown_diagnostics(now))
     timed("colours", lambda: [*colours(now)])
     timed("hints, by the step before", lambda: [*hints(now, 1, 99)])
     timed("words for a place", lambda: complete(now, 14, 3))
-    step = timed("the step, after a pause", lambda: compiled(now))
+    step = timed("the step, after a pause", lambda: compile_document(now))
     assert isinstance(step, Document)
     assert step.facts
     assert step.facts.model == now.model, "the plan is whole after each key stroke"

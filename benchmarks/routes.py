@@ -25,7 +25,7 @@ from measure import asked_quick, in_turns, table, where
 from torch import Tensor
 
 from scalec.runtime import Experts, Mesh, kernels
-from scalec.runtime.comm.experts import Held, Order
+from scalec.runtime.comm.experts import ExpertRows, Order
 from scalec.runtime.comm.mesh import Axis
 from scalec.runtime.kernels import launching
 
@@ -75,7 +75,7 @@ def main() -> None:
 
 def _experts() -> Experts:
     experts = Experts(Mesh({}), EXPERTS)
-    experts.axis, experts.held = Axis("ep", RANKS, 0, Mirror()), EXPERTS // RANKS
+    experts.axis, experts.experts_per_rank = Axis("ep", RANKS, 0, Mirror()), EXPERTS // RANKS
     return experts
 
 
@@ -115,7 +115,7 @@ def _no_launches() -> Iterator[None]:
         yield
 
 
-def _bookkeeping(_: Tensor, __: Tensor, ids: Tensor, experts: Experts) -> tuple[Order, Held]:
+def _bookkeeping(_: Tensor, __: Tensor, ids: Tensor, experts: Experts) -> tuple[Order, ExpertRows]:
     order = sort_by_expert(ids, experts)
     return order, exchange_counts(order)
 

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from scalec.runtime.checkpoint import host_copy, saver
-from scalec.runtime.checkpoint.files import Disk, put
+from scalec.runtime.checkpoint.files import Disk, write_durably
 from scalec.runtime.state.shards import Box
 
 SIDE, TENSORS, TIMES = 4096, 12, 3
@@ -30,12 +30,12 @@ def main() -> None:
     """Prints the least of some times."""
     torch.set_num_threads(1)
     own = {
-        f"w{i}": Box(f"w{i}", (SIDE, SIDE), (0, 0), torch.randn(SIDE, SIDE), own=True)
+        f"w{i}": Box(f"w{i}", (SIDE, SIDE), (0, 0), torch.randn(SIDE, SIDE), is_own=True)
         for i in range(TENSORS)
     }
     memory = host_copy.host_memory(own)
-    host_copy.copied(own, memory)  # the first touches the memory
-    copy = min(_seconds(lambda: host_copy.copied(own, memory)) for _ in range(TIMES))
+    host_copy.copy_boxes(own, memory)  # the first touches the memory
+    copy = min(_seconds(lambda: host_copy.copy_boxes(own, memory)) for _ in range(TIMES))
     data = [
         memoryview(cast(Any, each.view(-1).view(torch.uint8).numpy())) for each in memory.values()
     ]
@@ -46,7 +46,9 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         saves = [partial(saver.write, Path(folder), step, own, {}, Disk()) for step in range(TIMES)]
         save = min(map(_seconds, saves))
-        files = [partial(put, Path(folder, f"{step}"), data, Disk()) for step in range(TIMES)]
+        files = [
+            partial(write_durably, Path(folder, f"{step}"), data, Disk()) for step in range(TIMES)
+        ]
         writing = min(_seconds(each, monotonic) for each in files)
     size = sum(each.nbytes for each in memory.values())
     print(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from attrs import evolve
 
 from scalec.compiler.analysis.communication import collectives
-from scalec.compiler.analysis.link_traffic import crosses, sent
+from scalec.compiler.analysis.link_traffic import crosses, get_sent_bytes
 from scalec.compiler.analysis.memory import Account, account
 from scalec.compiler.cli.report import subject
 from scalec.compiler.config.units import amount
@@ -17,8 +17,8 @@ from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.drawing import Canvas, ticks
 from scalec.compiler.reports.html.calls import busiest, by_rank
-from scalec.compiler.reports.html.model import drawn, model
-from scalec.compiler.reports.summary import axes_of, launch
+from scalec.compiler.reports.html.model import draw_model, model
+from scalec.compiler.reports.summary import axes_of, get_launch
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate
 from scalec.compiler.syntax.source import Source
@@ -272,12 +272,12 @@ def sent_by_axis() -> Canvas:
     totals: dict[str, dict[str, float]] = {}
     for each in collectives(program):
         axes = axes_of(program, each)
-        across = crosses(program, each.axes, launch(program).ranks_per_node)
+        across = crosses(program, each.axes, get_launch(program).ranks_per_node)
         place = totals.setdefault(
             f"{axes}, {'across' if across else 'within'}", dict.fromkeys(uses, 0.0)
         )
         if each.use in place:
-            place[each.use] += sent(each)
+            place[each.use] += get_sent_bytes(each)
     kept = {name: values for name, values in totals.items() if sum(values.values()) > MIB}
     chart = Chart(
         "What a rank sends in a step, by axes, across nodes or within one",
@@ -297,7 +297,7 @@ def five_axes() -> Canvas:
     """One layer under all five axes."""
     of = subject(ROOT / "docs" / "tutorial" / "10_five_axes.scale", proved=False)
     ranks = by_rank(of)
-    return drawn(
+    return draw_model(
         model(of.program, busiest(ranks), ranks),
         {axis.name: at for at, axis in enumerate(of.program.axes)},
     )
@@ -310,7 +310,7 @@ def layer() -> Canvas:
     whole = model(plan.program, busiest(ranks), ranks)
     repeated = tuple(stretch for stretch in whole.stretches if stretch.dim)
     colours = {axis.name: number for number, axis in enumerate(plan.program.axes)}
-    return drawn(evolve(whole, stretches=repeated), colours)
+    return draw_model(evolve(whole, stretches=repeated), colours)
 
 
 def owners() -> Canvas:

@@ -85,7 +85,7 @@ def _section(of: type[Settings], path: str) -> Iterator[str]:
     yield from (_row(of, field) for field in fields)
     for field in fields:
         if isinstance(field.what, Part):
-            yield from _section(field.what.of, f"{path} {field.key}")
+            yield from _section(field.what.section_class, f"{path} {field.key}")
 
 
 def _row(of: type[Settings], field: Field) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalec.compiler.analysis.communication import collectives
-from scalec.compiler.analysis.link_traffic import sent
+from scalec.compiler.analysis.link_traffic import get_sent_bytes
 from scalec.compiler.analysis.memory import Account, account
-from scalec.compiler.analysis.time import expected
+from scalec.compiler.analysis.time import get_expected_report
 from scalec.compiler.config.units import amount
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
@@ -105,7 +105,7 @@ def _sent(program: Program) -> str:
     """The bytes that a rank sends by each kind of collective, the most first."""
     by_op: dict[str, int] = {}
     for collective in collectives(program):
-        by_op[collective.op] = by_op.get(collective.op, 0) + sent(collective)
+        by_op[collective.op] = by_op.get(collective.op, 0) + get_sent_bytes(collective)
     large = sorted(by_op.items(), key=lambda item: -item[1])
     return ", ".join(f"{op} {amount(size)}" for op, size in large if size >= SMALL)
 
@@ -113,7 +113,7 @@ def _sent(program: Program) -> str:
 def row(strategy: Strategy) -> str:
     """The strategy's row of the table."""
     program = compile_plan(Source(str(ROOT / "plans" / "strategy.scale"), strategy.plan()))
-    memory, report = account(program), expected(program)
+    memory, report = account(program), get_expected_report(program)
     assert report
     tokens = program.elements(program.types["tokens"])
     cells = (

@@ -18,7 +18,7 @@ from scalec.compiler.cli.op_trials import trials
 from scalec.compiler.emit.write_files import OutputError
 from scalec.compiler.ir import Program
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
-from scalec.compiler.syntax.package_data import SHIPPED, shipped_file
+from scalec.compiler.syntax.package_data import SHIPPED, package_file
 from scalec.compiler.syntax.source import Source
 
 __all__ = ["Diagnostic", "OutputError", "Page", "Plan", "PlanError", "compile", "plan"]
@@ -72,9 +72,9 @@ class Plan:
     @property
     def time(self) -> Report | None:
         """The predicted time of a step; None where the plan's cluster names no known GPU."""
-        from scalec.compiler.analysis.time import expected
+        from scalec.compiler.analysis.time import get_expected_report
 
-        return expected(self.program)
+        return get_expected_report(self.program)
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
@@ -87,7 +87,7 @@ class Plan:
 
     @cached_property
     def _proof(self) -> Proof:
-        return self._compiled.proved()
+        return self._compiled.get_proof()
 
     def explain(self, topic: Literal["memory", "collectives", "time"]) -> str:
         """The tables of `scalec explain`.  Raises ValueError for the time on an unknown GPU."""
@@ -155,7 +155,7 @@ def compile(text: str, path: str | Path = "plan.scale") -> Plan:
 
     Messages call it `path`; files that it uses are searched for in the folder of `path`.
     """
-    return Plan(compiled.compiled(Source(str(path), text)))
+    return Plan(compiled.compile_source(Source(str(path), text)))
 
 
 def plan(given: str | Path) -> Plan:
@@ -166,5 +166,5 @@ def plan(given: str | Path) -> Plan:
     """
     if isinstance(given, str) and not {"{", "\n"}.isdisjoint(given):
         return compile(given)
-    file = shipped_file(str(given)) if str(given).startswith(SHIPPED) else None
+    file = package_file(str(given)) if str(given).startswith(SHIPPED) else None
     return Plan(compiled.load(file or Path(given)))

@@ -70,7 +70,7 @@ def address_advice(pattern: str) -> str:
 
 def foreign(path: str, dtype: str) -> Foreign | None:
     """The reason why a file holds no text, for `TEXT`, or no raw token ids of a type.  OSError."""
-    ends = Ends.of(path)
+    ends = Ends.from_path(path)
     if dtype == TEXT:
         reason, wanted = _no_text(path, ends), "plain text"
     else:

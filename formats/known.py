@@ -27,7 +27,7 @@ class Ends:
     size: int
 
     @classmethod
-    def of(cls, path: str | Path) -> "Ends":
+    def from_path(cls, path: str | Path) -> "Ends":
         """OSError where the file cannot be read."""
         with open(path, "rb") as file:
             first = file.read(FIRST)
@@ -40,7 +40,7 @@ class Ends:
         return int.from_bytes(self.first[start : start + count], "little")
 
     @classmethod
-    def of_bytes(cls, content: bytes) -> "Ends":
+    def from_content(cls, content: bytes) -> "Ends":
         """The ends of a file with this content."""
         return cls(content[:FIRST], content[-LAST:], len(content))
 
@@ -63,12 +63,12 @@ def format_of(ends: Ends) -> Format | None:
     return next((file_format for file_format, has_format in _KNOWN if has_format(ends)), None)
 
 
-def described(path: str | Path) -> str:
+def get_format_words(path: str | Path) -> str:
     """The format of a file, as in `a web page (HTML)`; "" where it is not known, or the file
     cannot be read.
     """
     try:
-        file_format = format_of(Ends.of(path))
+        file_format = format_of(Ends.from_path(path))
     except OSError:
         return ""
     if file_format is None:
@@ -164,16 +164,16 @@ def _xxh32(data: bytes) -> int:
     whole = len(data) // 4 * 4
     for start in range(0, whole, 4):
         result += int.from_bytes(data[start : start + 4], "little") * 3266489917
-        result = _rotated(result, 17) * 668265263
+        result = _rotate_left(result, 17) * 668265263
     for byte in data[whole:]:
-        result = _rotated(result + byte * 374761393, 11) * 2654435761
+        result = _rotate_left(result + byte * 374761393, 11) * 2654435761
     result &= 0xFFFFFFFF
     for shift, factor in ((15, 2246822519), (13, 3266489917)):
         result = (result ^ result >> shift) * factor & 0xFFFFFFFF
     return result ^ result >> 16
 
 
-def _rotated(number: int, by: int) -> int:
+def _rotate_left(number: int, by: int) -> int:
     number &= 0xFFFFFFFF
     return (number << by | number >> 32 - by) & 0xFFFFFFFF
 

@@ -31,7 +31,7 @@ def _printable(line: str) -> str:
     return "".join(printable)
 
 
-def named(names: Sequence[str]) -> str:
+def quote_first_names(names: Sequence[str]) -> str:
     """The first few of many names."""
     shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
     if len(names) > _SHOWN:
@@ -39,7 +39,7 @@ def named(names: Sequence[str]) -> str:
     return shown
 
 
-def counted(number: int, noun: str) -> str:
+def count_with_noun(number: int, noun: str) -> str:
     """A number and its noun, for instance `1 rank`, `2 ranks`."""
     if number == 1:
         return f"{number:,} {noun}"

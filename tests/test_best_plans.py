@@ -12,7 +12,7 @@ import pytest
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.memory import account, capacity, need_range
 from scalec.compiler.analysis.time.report import report
-from scalec.compiler.cli.advice import advised
+from scalec.compiler.cli.advice import make_report_with_advice
 from scalec.compiler.frontend import resolve
 from scalec.compiler.passes import lower
 from scalec.compiler.syntax.limits import load
@@ -62,9 +62,9 @@ def test_no_advice_makes_a_shipped_plan_much_faster(path: Path) -> None:
     program = lower(model)
     on = hardware(program)
     assert on, "its GPU has no rates"
-    found = advised(report(program, on, by_load=False), model, source)
+    found = make_report_with_advice(report(program, on, by_load=False), model, source)
     gains = {
-        other.told: f"{1 - other.seconds / found.step.seconds:.1%}"
+        other.words: f"{1 - other.seconds / found.step.seconds:.1%}"
         for other in found.neighbours or ()
         if other.room.fits
         and not other.room.close_to_full

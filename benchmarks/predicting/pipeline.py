@@ -15,13 +15,13 @@ from itertools import pairwise
 
 from attrs import evolve, frozen
 
-from scalec.compiler.analysis.hardware import named
-from scalec.compiler.analysis.time.pipeline import of_stages
+from scalec.compiler.analysis.hardware import find_shipped_gpu
+from scalec.compiler.analysis.time.pipeline import get_stage_clocks
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.schedules.actions import Schedule, Work
 from scalec.compiler.schedules.activation_memory import Keeps, MemoryBudget
 from scalec.compiler.schedules.feasibility import Task
-from scalec.compiler.schedules.list_scheduling import Rule, followed
+from scalec.compiler.schedules.list_scheduling import Rule, follow_rule
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate
 from scalec.compiler.syntax.source import Source
@@ -160,7 +160,7 @@ def _ruled(task: Task, parts: Parts, ahead: int) -> list[Schedule]:
     be done at once.
     """
     lags = (1e-9 * parts.weight, parts.weight)
-    return [followed(Rule(-parts.forward, lag, ahead), task).schedule() for lag in lags]
+    return [follow_rule(Rule(-parts.forward, lag, ahead), task).schedule() for lag in lags]
 
 
 def _span(schedule: Schedule, times: Times, together: bool) -> float:
@@ -182,7 +182,7 @@ def _priced(
 
     Raises Unsaid or PlanError.
     """
-    hardware, given = named(GPUS.get(gpu, gpu)), profile("megatron_pipelines")
+    hardware, given = find_shipped_gpu(GPUS.get(gpu, gpu)), profile("megatron_pipelines")
     if hardware is None:
         raise Unsaid(f"no data sheet of {gpu}")
     hardware, own = evolve(hardware, held={"bf16": given["held"]}), stage_layers(layers, stages)
@@ -192,7 +192,7 @@ def _priced(
     text += f"pipeline {{ schedule = zb_h1  stages = {own} }}\n" + train(
         seq, samples * stages, samples
     )
-    of = of_stages(compile_plan(Source("row.scale", text)), hardware)[stages // 2]
+    of = get_stage_clocks(compile_plan(Source("row.scale", text)), hardware)[stages // 2]
     scores = own[stages // 2] * samples * heads * seq**2 / hardware.memory_rate
     return Parts(
         1e3 * (of[Work.FORWARD].gpu + scores * given["forward_bytes"]),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
-from scalec.compiler.analysis.hardware import Hardware, load, named
+from scalec.compiler.analysis.hardware import Hardware, find_shipped_gpu, load
 from scalec.compiler.analysis.hardware.files import FOLDER
 from scalec.compiler.syntax.diagnostics import PlanError
 
@@ -178,7 +178,7 @@ def hardware_of(row: Row, clusters: Clusters) -> Hardware:
     path = FOLDER / "clusters" / f"{name}.toml"
     if path.is_file():
         return evolve(load(path), ranks_per_node=ranks)
-    found = named(row["gpu"])
+    found = find_shipped_gpu(row["gpu"])
     if found is None:
         raise Unsaid(f"no data sheet of {row['gpu']}")
     return evolve(found, ranks_per_node=ranks, network=gbit / 8 * 1e9 * USABLE or found.network)

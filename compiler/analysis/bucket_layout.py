@@ -53,10 +53,10 @@ def layout_of(program: Program, bucket: Bucket) -> Layout:
 
 def flat_size(program: Program, bucket: Bucket) -> int:
     """The size of a bucket's flat dim over all ranks that hold a part of it."""
-    return layout_of(program, bucket).size * layouts_of(program, bucket)
+    return layout_of(program, bucket).size * count_layouts(program, bucket)
 
 
-def layouts_of(program: Program, bucket: Bucket) -> int:
+def count_layouts(program: Program, bucket: Bucket) -> int:
     """How many layouts a bucket's flat dim has: one for each part of its parameters that axes
     of the model split.
     """
@@ -69,24 +69,24 @@ def row_length(program: Program, param: Param) -> int:
     repeats apart.
     """
     dims = param.type.dims[param.stacked :]
-    inner = dims[-param.inner :] if stored_as_matrix(param) else dims[1:]
+    inner = dims[-param.inner :] if is_stored_as_matrix(param) else dims[1:]
     return prod(program.local_size(param.type, dim) for dim in inner)
 
 
-def stored_dims(param: Param) -> list[tuple[str, ...]]:
+def get_stored_dims(param: Param) -> list[tuple[str, ...]]:
     """The dims of each dim of a parameter as it is stored, repeats apart."""
     dims = param.type.dims[param.stacked :]
-    if not stored_as_matrix(param):
+    if not is_stored_as_matrix(param):
         return [(dim,) for dim in dims]
     return [dims[: -param.inner], dims[-param.inner :]]
 
 
-def stored_shape(program: Program, param: Param) -> tuple[int, ...]:
+def get_stored_shape(program: Program, param: Param) -> tuple[int, ...]:
     """The global shape of a parameter as it is stored, repeats apart."""
-    return tuple(prod(map(program.size, dims)) for dims in stored_dims(param))
+    return tuple(prod(map(program.size, dims)) for dims in get_stored_dims(param))
 
 
-def stored_as_matrix(param: Param) -> bool:
+def is_stored_as_matrix(param: Param) -> bool:
     """Whether outer and inner dims are joined in storage: a sharded dim must lead the dims that it
     is joined with.
     """

@@ -57,7 +57,7 @@ class Leak:
     length: int
 
 
-def leaks(program: Program) -> list[Leak]:
+def find_leaks(program: Program) -> list[Leak]:
     """The ops that let a loss depend on tokens that it must not see, in the program's order.
 
     A loss may depend on the tokens that a word of the model allows.
@@ -65,14 +65,14 @@ def leaks(program: Program) -> list[Leak]:
     flow = _Flow(program)
     flow.run()
     logits = [op.inputs[0] for op in program.ops if _reads_labels(op)]
-    if not any(flow.leaks_in(name) for name in logits):
+    if not any(flow.has_leak(name) for name in logits):
         return []
     # each leak is taken out where it enters, so that leaks after the first one are seen too
     mending_flow = _Flow(program, mends=True)
     mending_flow.run()
     into_logits = sources_of(program.region, logits)
     reaching_logits = list[Leak]()
-    for op, leak in mending_flow.found.items():
+    for op, leak in mending_flow.leak_by_op.items():
         if any(value.name in into_logits for value in op.outputs):
             reaching_logits.append(leak)
     return reaching_logits
@@ -130,7 +130,7 @@ def shares_capacity(program: Program) -> bool:
 
 
 def _reads_labels(op: Op) -> bool:
-    return any(operand.given == LABELS for operand in OPS[op.kind].operands)
+    return any(operand.input_name == LABELS for operand in OPS[op.kind].operands)
 
 
 def _enough_positions(flow: "_Flow") -> int:
@@ -151,7 +151,7 @@ class _Flow:
 
     program: Program
     mends: bool = False
-    found: dict[Op, Leak] = field(factory=dict[Op, Leak], init=False)
+    leak_by_op: dict[Op, Leak] = field(factory=dict[Op, Leak], init=False)
     length: int = field(default=Factory(_enough_positions, takes_self=True), init=False)
     _values: dict[str, Seen] = field(factory=dict[str, Seen], init=False)
 
@@ -166,7 +166,7 @@ class _Flow:
         """Whether a value depends on a token of this kind."""
         return self._example(self._value(name), what) is not None
 
-    def leaks_in(self, name: str) -> bool:
+    def has_leak(self, name: str) -> bool:
         """Whether a value depends on a token that no loss may depend on."""
         return any(self.sees(name, what) for what in self._forbidden())
 
@@ -207,7 +207,7 @@ class _Flow:
                 ]
                 seen = tuple(map(_union, zip(*parts, strict=True)))
             if self.mends:
-                seen = self._mended(op, seen)
+                seen = self._take_out_leaks(op, seen)
             self._values[value.name] = seen
 
     def _operand(
@@ -247,12 +247,12 @@ class _Flow:
             first, stop = max(first, begin), min(stop, end)
         return slice(int(first), int(stop))
 
-    def _mended(self, op: Op, seen: Seen) -> Seen:
+    def _take_out_leaks(self, op: Op, seen: Seen) -> Seen:
         """A result without what leaks into it; the op's first leak is noted."""
         for what in self._forbidden():
-            if op not in self.found and (pair := self._example(seen, what)):
-                self.found[op] = Leak(op, what, *pair, self.length)
-            pairs = zip(seen, self._others(what), strict=True)
+            if op not in self.leak_by_op and (pair := self._example(seen, what)):
+                self.leak_by_op[op] = Leak(op, what, *pair, self.length)
+            pairs = zip(seen, self._unwanted_tokens(what), strict=True)
             seen = tuple(tokens & ~others for tokens, others in pairs)
         return seen
 
@@ -270,16 +270,16 @@ class _Flow:
     def _table(self, tokens: Callable[[int], Tokens]) -> Seen:
         return tuple(tokens(position) for position in range(self.length))
 
-    def _others(self, what: What) -> Seen:
+    def _unwanted_tokens(self, what: What) -> Seen:
         """For each position the tokens of this kind."""
         if what == "later":
-            return self._table(self._later)
-        return self._table(self._of_other_documents)
+            return self._table(self._later_tokens)
+        return self._table(self._tokens_of_other_documents)
 
-    def _later(self, position: int) -> Tokens:
+    def _later_tokens(self, position: int) -> Tokens:
         return _all_before(self.length) & ~_all_before(position + 1)
 
-    def _of_other_documents(self, position: int) -> Tokens:
+    def _tokens_of_other_documents(self, position: int) -> Tokens:
         begin, end = self._document(position)
         return _all_before(begin) | (_all_before(self.length) & ~_all_before(end))
 
@@ -297,7 +297,9 @@ class _Flow:
 
     def _example(self, seen: Seen, what: What) -> tuple[int, int] | None:
         """The first position that depends on a token of this kind, and the last such token."""
-        for position, (tokens, others) in enumerate(zip(seen, self._others(what), strict=True)):
+        for position, (tokens, others) in enumerate(
+            zip(seen, self._unwanted_tokens(what), strict=True)
+        ):
             if forbidden := tokens & others:
                 return position, forbidden.bit_length() - 1
         return None

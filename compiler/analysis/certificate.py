@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import Program
 from ..ops import OPS
 
@@ -56,8 +56,8 @@ class Proof:
 
     def results(self) -> str:
         """The results that were compared."""
-        gradients = counted(self.gradients, "gradient")
-        parameters = counted(self.parameters, "updated parameter")
+        gradients = count_words(self.gradients, "gradient")
+        parameters = count_words(self.parameters, "updated parameter")
         return f"{self._losses()}, gradient norm, count of labels, {gradients} and {parameters}"
 
     def _losses(self) -> str:
@@ -80,14 +80,14 @@ class Proof:
     def field(self) -> str:
         """How it was evaluated, and how sure that is."""
         return (
-            f"integers modulo {self.prime}, {counted(self.trials, 'trial')}, error below"
+            f"integers modulo {self.prime}, {count_words(self.trials, 'trial')}, error below"
             f" 2^{self.bound}"
         )
 
     def summary(self) -> str:
         """One line."""
-        gradients = counted(self.gradients, "gradient")
-        updates = counted(self.parameters, "update")
+        gradients = count_words(self.gradients, "gradient")
+        updates = count_words(self.parameters, "update")
         results = f"{self._losses()}, {gradients} and {updates}"
         equal = f"{results} equal on {self.where()}, error below 2^{self.bound}"
         summary = f"the step is that of a single device: {equal}"
@@ -125,7 +125,7 @@ def mesh_words(mesh: Mesh) -> str:
     return " × ".join(f"{name} {size}" for name, size in mesh.items()) or "one rank"
 
 
-def trusted(program: Program) -> tuple[str, ...]:
+def get_user_functions(program: Program) -> tuple[str, ...]:
     """The user's own functions that a program calls, each as module:function."""
     return tuple(sorted({str(op.get("function")) for op in program.ops if op.kind == "call"}))
 
@@ -140,10 +140,10 @@ class Tried:
     checks: tuple[str, ...]
 
 
-def untried(program: Program, tried: Sequence[Tried]) -> tuple[str, ...]:
+def find_untried_functions(program: Program, tried: Sequence[Tried]) -> tuple[str, ...]:
     """The user's own functions that a program calls and nothing has tried."""
     names = {trial.function for trial in tried}
-    return tuple(function for function in trusted(program) if function not in names)
+    return tuple(function for function in get_user_functions(program) if function not in names)
 
 
 def but_for(functions: Sequence[str]) -> str:
@@ -166,7 +166,7 @@ def trust_words(functions: Sequence[str], proved: bool) -> str:
     return f"{begins}.  Nothing has shown that a function does what the plan's `op` says of it."
 
 
-def tried_words(functions: Sequence[str]) -> str:
+def get_trial_words(functions: Sequence[str]) -> str:
     """The statement about functions that were tried; "" where there are none."""
     if not functions:
         return ""
@@ -227,7 +227,7 @@ def certificate(
         fields["composite_ops"] = composite_ops
     if tried:
         fields["tried"] = [_trial(trial, hashes or {}) for trial in tried]
-    functions = untried(program, tried)
+    functions = find_untried_functions(program, tried)
     if functions and proof:
         fields["verified"] = f"verified{but_for(functions)}"
     if functions:

@@ -28,8 +28,8 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
     """
     assert program.region.kind == "step", f"account: a program after {program.after} has no step"
     if program.pipeline:
-        return _of_ranks(program)[rank]
-    entries = _Account(program, program.types).within(program.region, (), "step")
+        return _entries_by_rank(program)[rank]
+    entries = _Account(program, program.types).entries_of_region(program.region, (), "step")
     return tuple(entry for entry in entries if entry.ranks > 1)
 
 
@@ -71,12 +71,12 @@ def active_count(program: Program) -> int:
 
 
 @once
-def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
+def _entries_by_rank(program: Program) -> tuple[tuple[Collective, ...], ...]:
     assert program.pipeline, "account: no pipeline"
-    of_stages, of_steps = _of_stages(program), _of_steps(program)
+    of_stages, of_steps = _entries_by_stage(program), _entries_around_rows(program)
     entries_by_rank = list[tuple[Collective, ...]]()
     for rank in places(program):
-        entries = _of_rank(program, program.pipeline, rank, of_stages, of_steps[rank])
+        entries = _entries_of_rank(program, program.pipeline, rank, of_stages, of_steps[rank])
         entries_by_rank.append(tuple(entries))
     return tuple(entries_by_rank)
 
@@ -85,7 +85,7 @@ Around = tuple[list[Collective], list[Collective]]
 """The collectives before a rank's row, and after it."""
 
 
-def _of_rank(
+def _entries_of_rank(
     program: Program,
     pipeline: Pipeline,
     rank: int,
@@ -97,24 +97,24 @@ def _of_rank(
     """
     before, after = of_step
     moves = ChunkMoves(program, pipeline, rank)
-    yield from _by_rank(before, rank)
+    yield from _step_entries_of_rank(before, rank)
     yield from moves.collectives(moves.gathers())
     for number in pipeline.stages_of(rank):
         for entry in of_stages[number]:
             yield evolve(entry, rank=rank, stage=number)
         yield from _messages(program, pipeline, number)
     yield from moves.collectives(moves.reductions())
-    yield from _by_rank(after, rank)
+    yield from _step_entries_of_rank(after, rank)
 
 
-def _by_rank(entries: Iterable[Collective], rank: int) -> Iterator[Collective]:
+def _step_entries_of_rank(entries: Iterable[Collective], rank: int) -> Iterator[Collective]:
     """The entries of the step that a rank takes part in."""
     for entry in entries:
         if not entry.among or rank in entry.among:
             yield evolve(entry, rank=rank)
 
 
-def _of_stages(program: Program) -> list[list[Collective]]:
+def _entries_by_stage(program: Program) -> list[list[Collective]]:
     """The collectives of each stage in its actions; stages that do the same are read once."""
     entries_by_kind: dict[object, list[Collective]] = {}
     entries_by_stage: list[list[Collective]] = []
@@ -122,13 +122,13 @@ def _of_stages(program: Program) -> list[list[Collective]]:
         if stage.kind not in entries_by_kind:
             microbatches = stage.program.microbatches
             account = _Account(stage.program, program.types, stage.layers)
-            entries = account.within(microbatches, (microbatches.dim,), "step")
+            entries = account.entries_of_region(microbatches, (microbatches.dim,), "step")
             entries_by_kind[stage.kind] = [*entries]
         entries_by_stage.append(entries_by_kind[stage.kind])
     return entries_by_stage
 
 
-def _of_steps(program: Program) -> list[Around]:
+def _entries_around_rows(program: Program) -> list[Around]:
     """The collectives of each rank around its row; ranks whose buckets are as large are read
     once.
     """
@@ -144,8 +144,8 @@ def _of_steps(program: Program) -> list[Around]:
         if kind not in around_by_kind:
             account = _Account(rank_program, program.types)
             around_by_kind[kind] = (
-                [*account.within(before_row, (), "step")],
-                [*account.within(after_row, (), "step")],
+                [*account.entries_of_region(before_row, (), "step")],
+                [*account.entries_of_region(after_row, (), "step")],
             )
         around_by_rank.append(around_by_kind[kind])
     return around_by_rank
@@ -271,20 +271,24 @@ class _Account:
         self._begun = self._reductions()
         self._elsewhere = {op.outputs[0].name for ops in self._begun.values() for op in ops}
 
-    def within(self, region: Region, loops: tuple[str, ...], where: Where) -> Iterator[Collective]:
+    def entries_of_region(
+        self, region: Region, loops: tuple[str, ...], where: Where
+    ) -> Iterator[Collective]:
         """The collectives of a region whose body runs inside `loops`."""
-        here = filter(self._stands, region.body)
-        for (layers, _), stmts in groupby(here, self._together):
+        here = filter(self._is_entry_point, region.body)
+        for (layers, _), stmts in groupby(here, self._grouping_key):
             inside = (*loops, *map(self._loops.fresh, layers))
             for stmt in stmts:
-                yield from self._of(stmt, inside, where)
+                yield from self._entries_of_stmt(stmt, inside, where)
 
-    def _of(self, stmt: Stmt, loops: tuple[str, ...], where: Where) -> Iterator[Collective]:
+    def _entries_of_stmt(
+        self, stmt: Stmt, loops: tuple[str, ...], where: Where
+    ) -> Iterator[Collective]:
         if isinstance(stmt, Region):
             inside = loops
             if stmt.dim:
                 inside = (*loops, self._loops.fresh(stmt.dim))
-            yield from self.within(stmt, inside, _BLOCKS.get(stmt.kind, where))
+            yield from self.entries_of_region(stmt, inside, _BLOCKS.get(stmt.kind, where))
         elif stmt.kind == "begin":
             for op in self._begun[str(stmt.get("bucket"))]:
                 yield from self.collectives(op, loops, where, last=True)
@@ -305,13 +309,13 @@ class _Account:
                 ops_by_bucket.get(self.bucket(op), []).append(op)
         return ops_by_bucket
 
-    def _stands(self, stmt: Stmt) -> bool:
+    def _is_entry_point(self, stmt: Stmt) -> bool:
         """Whether a collective begins in a region, or at an op."""
         if isinstance(stmt, Region) or stmt.kind == "begin":
             return True
         return bool(self.messages(stmt)) and stmt.outputs[0].name not in self._elsewhere
 
-    def _together(self, stmt: Stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _grouping_key(self, stmt: Stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The stacks that an op gathers layer by layer, and its axes.
 
         Neighbours that share stacks and axes go together.
@@ -401,9 +405,9 @@ class _Account:
                 sizes.append(self._program.size(base(loop)))
         if every == 1:
             return prod(sizes)
-        return prod(sizes[:-1]) * self._recomputed_layers(loops[-1], every)
+        return prod(sizes[:-1]) * self._count_recomputed_layers(loops[-1], every)
 
-    def _recomputed_layers(self, loop: str, every: int) -> int:
+    def _count_recomputed_layers(self, loop: str, every: int) -> int:
         """The number of layers of a loop that are the first of `every` layers, counted over all
         stages.
         """

@@ -25,10 +25,10 @@ class Compared:
     what: str
     over: tuple[str, ...]
     when: str
-    of: tuple[str, ...] = ()
+    param_names: tuple[str, ...] = ()
 
 
-def compared(program: Program) -> list[Compared]:
+def find_comparisons(program: Program) -> list[Compared]:
     """All comparisons, of axes longer than one rank.
 
     With several nodes, ranks also read windows of the node before.
@@ -42,7 +42,7 @@ def compared(program: Program) -> list[Compared]:
     over_windows = tuple(axis for axis in axes if axis not in batch_axes)
     comparisons = [Compared("windows", over_windows, EVERY_STEP)]
     params: dict[tuple[str, ...], list[str]] = {}
-    for param in program.stored:
+    for param in program.params_and_buffers:
         params.setdefault(_holders(program, param.name, axes), []).append(param.name)
     for over, names in params.items():
         if over:

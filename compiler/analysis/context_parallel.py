@@ -55,10 +55,10 @@ class Cost:
     strategy: str
     forward: tuple[int, int]
     backward: tuple[int, int]
-    kept: int
+    key_bytes: int
 
     @property
-    def sent(self) -> int:
+    def sent_bytes(self) -> int:
         """The bytes of forward and backward."""
         return self.forward[1] + self.backward[1]
 

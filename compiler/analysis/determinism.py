@@ -29,6 +29,6 @@ def drifting(program: Program) -> Iterator[tuple[Op, list[Axis]]]:
         is_deterministic = OPS[op.kind].deterministic
         if is_deterministic is always or dict(op.attrs).get(DETERMINISTIC.name) == "on":
             continue
-        alike = [axis for axis in axes if op.outputs[0].type.at(axis.name) == INVARIANT]
+        alike = [axis for axis in axes if op.outputs[0].type.placement_on(axis.name) == INVARIANT]
         if alike and not is_deterministic(Local(program, op, tuple(program.operands(op)))):
             yield op, alike

@@ -13,10 +13,10 @@ from math import prod
 from attrs import evolve
 
 from ..config.settings import Cluster
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import BATCH, MICROBATCHES, Axis, Program, once
 from .bucket_layout import flat_size
-from .stage_schedule import scheduled
+from .stage_schedule import with_schedule
 
 
 def elastic_axis(program: Program) -> Axis | None:
@@ -29,7 +29,7 @@ def sizes(program: Program) -> tuple[int, ...]:
     return tuple(size for size in _range(program) if not _rest(program, size))
 
 
-def left_out(program: Program) -> str:
+def get_left_out_words(program: Program) -> str:
     """The sizes of the range that a step cannot have, with the arithmetic; "" where there are none.
 
     For instance `dp 5, 7: 64 sequences are not microbatches of 4 on as many ranks`.
@@ -41,7 +41,7 @@ def left_out(program: Program) -> str:
     train, others = program.train, _data_ranks(program, 1)
     on = f"{others} times as many ranks" if others > 1 else "as many ranks"
     what = (
-        f"{counted(train.global_batch, 'sequence')} are not microbatches of {train.microbatch}"
+        f"{count_words(train.global_batch, 'sequence')} are not microbatches of {train.microbatch}"
         f" on {on}"
     )
     return f"{axis.name} {_runs(left)}: {what}"
@@ -61,11 +61,13 @@ def at_size(program: Program, size: int) -> Program:
     ranks_before = prod(axis.size for axis in program.axes)
     ranks = prod(axis.size for axis in axes)
     cluster = _machines(program.cluster, ranks_before, ranks)
-    resized = evolve(program.sized(numbers), axes=tuple(axes), cluster=cluster)
-    resized = resized.sized({bucket.dim: flat_size(resized, bucket) for bucket in program.buckets})
+    resized = evolve(program.with_sizes(numbers), axes=tuple(axes), cluster=cluster)
+    resized = resized.with_sizes(
+        {bucket.dim: flat_size(resized, bucket) for bucket in program.buckets}
+    )
     pipeline = program.pipeline
     if pipeline and pipeline.schedule:
-        return evolve(resized, pipeline=scheduled(resized, pipeline))
+        return evolve(resized, pipeline=with_schedule(resized, pipeline))
     return resized
 
 

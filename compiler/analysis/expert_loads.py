@@ -31,7 +31,7 @@ class Load:
     program: Program
 
     @property
-    def shown(self) -> str:
+    def row_words(self) -> str:
         """The rows, for instance `8,192`; with several dims of experts `8,192 of experts, 512
         of others`.
         """
@@ -66,7 +66,7 @@ def rows_of_an_expert(program: Program, sort: Op) -> float:
     order, experts = sort.outputs[0].type, str(sort.get("to"))
     exchanged = 1
     for claim in program.claims:
-        if claim.dim == experts and claim.split and order.at(claim.axis).dim in DATA_DIMS:
+        if claim.dim == experts and claim.split and order.placement_on(claim.axis).dim in DATA_DIMS:
             exchanged *= program.degree((claim.axis,))
     choices = prod(program.local_size(order, dim) for dim in order.dims if dim != experts)
     return choices * exchanged / program.size(experts)
@@ -85,10 +85,10 @@ def loads(program: Program) -> tuple[Load, ...]:
         room: with_room(program),
         "worst": with_load(program, inf),
     }
-    return tuple(_named(name, load_program) for name, load_program in programs.items())
+    return tuple(_make_load(name, load_program) for name, load_program in programs.items())
 
 
-def _named(name: str, program: Program) -> Load:
+def _make_load(name: str, program: Program) -> Load:
     rows: dict[str, int] = {}
     for op in _orders(program):
         order = op.outputs[0].type

@@ -21,7 +21,7 @@ def get_file_shapes(program: Program) -> dict[str, tuple[int, ...]]:
     param_of = get_param_values(program)
     token_tables = {param_of[value] for value in tables(program) if value in param_of}
     shapes: dict[str, tuple[int, ...]] = {}
-    for param in program.stored:
+    for param in program.params_and_buffers:
         shapes[param.name] = _shape(program, param, param.name in token_tables)
     return shapes
 

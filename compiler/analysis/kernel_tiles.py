@@ -182,7 +182,7 @@ def kernels_of(program: Program) -> list[Used]:
     tiles = tiles_of(chip(program))
     used = list[Used]()
     for kind, kind_sizes in sizes.items():
-        used.append(_used(kind, sorted(kind_sizes.items()), tiles))
+        used.append(_make_used(kind, sorted(kind_sizes.items()), tiles))
     return sorted(used, key=lambda kernel: kernel.function)
 
 
@@ -232,7 +232,7 @@ def _table() -> dict[str, Tiles]:
     return tomllib.loads(Path(__file__).with_name("tiles.toml").read_text(encoding="utf-8"))
 
 
-def _used(
+def _make_used(
     kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[str, Tile]]
 ) -> Used:
     """For some sizes, each with the bytes of its widest elements."""

@@ -20,7 +20,7 @@ PASSED = {"send": 1, "receive": 0, "rotate": 1}
 """How many times what goes in is sent as it is."""
 
 
-def whole(collective: Collective) -> int:
+def count_whole_elements(collective: Collective) -> int:
     """The elements of the whole tensor of a call: all ranks' parts where these are gathered,
     else what goes in.
     """
@@ -29,14 +29,19 @@ def whole(collective: Collective) -> int:
     return collective.elements
 
 
-def sent(collective: Collective) -> int:
+def get_sent_bytes(collective: Collective) -> int:
     """The bytes that a rank sends in all calls of a step, as rings send them (Patarasuk and
     Yuan 2009).
     """
     op, ranks = collective.op, collective.ranks
     if op in PASSED:
         return collective.count * collective.bytes * PASSED[op]
-    moved = collective.count * HALVES[op] * whole(collective) * ITEM_BYTES[collective.dtype]
+    moved = (
+        collective.count
+        * HALVES[op]
+        * count_whole_elements(collective)
+        * ITEM_BYTES[collective.dtype]
+    )
     return moved * (ranks - 1) // ranks
 
 
@@ -102,7 +107,7 @@ def _volume(
     totals = {"parameters": 0, "gradients": 0}
     for collective in listed:
         if collective.bucket in names:
-            elements = collective.count * HALVES[collective.op] * whole(collective)
+            elements = collective.count * HALVES[collective.op] * count_whole_elements(collective)
             totals[collective.use] += elements
     params = set[str]()
     for bucket in buckets:

@@ -71,7 +71,7 @@ def _signature(op: Op, types: Sequence[Type], model: Program) -> TrialSignature:
         function=str(op.get("function")),
         names=tuple(f"operand {number + 1}" for number in range(len(types))),
         operands=operands,
-        gives=tuple(_spelled_out(words.split(), lead) for words in op.names("gives")),
+        gives=tuple(_spell_out(words.split(), lead) for words in op.names("gives")),
         along=op.names("along"),
         linear=linear_in(op),
         constants=constants(op),
@@ -92,7 +92,7 @@ def _leading_dims(op: Op, types: Sequence[Type]) -> tuple[str, ...]:
     return ()
 
 
-def _spelled_out(words: Sequence[str], lead: tuple[str, ...]) -> tuple[str, ...]:
+def _spell_out(words: Sequence[str], lead: tuple[str, ...]) -> tuple[str, ...]:
     dims = list[str]()
     for word in words:
         if word == LEAD:
@@ -134,7 +134,7 @@ def _plan_sizes(
     return tuple(sizes.items())
 
 
-def tried_functions(signatures: Iterable[TrialSignature]) -> tuple[Tried, ...]:
+def get_tried_functions(signatures: Iterable[TrialSignature]) -> tuple[Tried, ...]:
     """The certificate's entries for functions that have been tried with these signatures."""
     checks = dict[str, dict[str, None]]()
     for signature in signatures:

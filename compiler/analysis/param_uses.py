@@ -16,7 +16,7 @@ def leaves(program: Program) -> dict[str, str]:
     """The parameters and the values that are one as the model uses it, in the step or in a
     layer, by parameter.
     """
-    param_of = {param.name: param.name for param in program.stored}
+    param_of = {param.name: param.name for param in program.params_and_buffers}
     for op in program.ops:
         if op.kind == "unpack":
             params = program.bucket(str(op.get("bucket"))).params

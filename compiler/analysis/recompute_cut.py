@@ -20,7 +20,7 @@ from ..ir import Leave, Op, Program, Region, Stmt
 from ..ops import OPS, messages
 from ..ops.attention import WIDER
 from .flops import cost
-from .memory.aliasing import Storages, carried
+from .memory.aliasing import Storages, get_carried_values
 from .memory.pipeline_peak import device_of
 from .memory.saved_activations import Keeper
 from .recompute import is_recomputed
@@ -79,7 +79,7 @@ class Choices:
     needed: frozenset[str]
 
     @property
-    def able(self) -> list[Choice]:
+    def recomputable(self) -> list[Choice]:
         """The ops that backward can recompute."""
         return [op for op in self.ops if op.time is not None]
 
@@ -101,12 +101,12 @@ class Choices:
         """The cut with the least sum of time and of the price of each byte; `fixed` ops are
         recomputed, or are not.
         """
-        return self.cut(_Network(self, price, fixed or {}).recomputed())
+        return self.cut(_Network(self, price, fixed or {}).find_recomputed_ops())
 
     @cached_property
     def whole_time(self) -> Fraction:
         """The time of all ops that backward can recompute."""
-        return sum((Fraction(op.time or 0) for op in self.able), Fraction(0))
+        return sum((Fraction(op.time or 0) for op in self.recomputable), Fraction(0))
 
 
 class _Network:
@@ -117,7 +117,7 @@ class _Network:
     def __init__(self, choices: Choices, price: Fraction, fixed: Mapping[str, bool]) -> None:
         networkx: Any = import_module("networkx")
         self._graph, self._min_cut = networkx.DiGraph(), networkx.minimum_cut
-        self._able = [op.name for op in choices.able]
+        self._able = [op.name for op in choices.recomputable]
         unit = choices.whole_time / LEVELS or Fraction(1)
         results = set[str]()
         for op in choices.ops:
@@ -150,7 +150,7 @@ class _Network:
         else:
             self._graph.add_edge(source, target, capacity=capacity)
 
-    def recomputed(self) -> frozenset[str]:
+    def find_recomputed_ops(self) -> frozenset[str]:
         """The ops on the sink's side."""
         _, (_, sinks) = self._min_cut(self._graph, "source", "sink")
         return frozenset(name for name in self._able if ("op", name) in sinks)
@@ -214,7 +214,7 @@ class _Search:
         if cut.bytes <= self.most and cut.time < self.best.time:
             self.best = cut
         bound = cut.time + float(self.price) * (cut.bytes - self.most)
-        free = [op for op in self.choices.able if op.name not in fixed]
+        free = [op for op in self.choices.recomputable if op.name not in fixed]
         if bound >= self.best.time * (1 - 1e-12) or not free or self.tries <= 0:
             return
         differs = cut.names ^ self.best.names
@@ -242,7 +242,7 @@ def times(program: Program) -> Callable[[Op], float]:
     return lambda op: sum(seconds for _, seconds in price_of(op).computes)
 
 
-def again(program: Program) -> dict[str, Op]:
+def get_recomputed_ops(program: Program) -> dict[str, Op]:
     """The ops of forward that backward recomputes, by their first results, in a program after
     the last pass.
     """
@@ -250,7 +250,7 @@ def again(program: Program) -> dict[str, Op]:
     return {op.outputs[0].name: op for op in recomputed}
 
 
-def added(program: Program) -> float:
+def get_added_time(program: Program) -> float:
     """The time of what backward recomputes, relative to the time of the rest of a microbatch."""
     time, storages = times(program), Storages(program)
 
@@ -309,7 +309,7 @@ class _Reader:
             for end in stmt.yields:
                 if end.leave is Leave.LAST:
                     self._ends.add(end.name)
-            for arg, end, _ in carried(stmt):
+            for arg, end, _ in get_carried_values(stmt):
                 self._handed[self._storages.root(end)] = arg
             yield from self._ops(stmt.body, times * self._program.size(stmt.dim))
 
@@ -346,7 +346,7 @@ class _Reader:
         storages = self._storages
         roots: dict[str, None] = {}
         for name in names:
-            if not storages.held(name):
+            if not storages.is_permanent(name):
                 root = storages.root(name)
                 roots[self._handed.get(root, root)] = None
         for root in roots:

@@ -84,7 +84,7 @@ def with_chunks(program: Program, chunks: Iterable[Chunk]) -> Program:
     dims: dict[str, int] = {}
     for bucket in program.buckets:
         dims[bucket.dim] = sizes[bucket.name] * _split(program, bucket)
-    return program.sized(dims)
+    return program.with_sizes(dims)
 
 
 def _split(program: Program, bucket: Bucket) -> int:
@@ -125,7 +125,7 @@ def _sizes(program: Program, pipeline: Pipeline) -> Sizes:
 
     @cache
     def get_layout_size(shards: int, layers: tuple[int, ...], params: tuple[str, ...]) -> int:
-        sized = program.sized(dict(zip(pipeline.dims, layers, strict=True)))
+        sized = program.with_sizes(dict(zip(pipeline.dims, layers, strict=True)))
         return layout(sized, params, shards).size
 
     def size(bucket: Bucket, stage: int, params: tuple[str, ...]) -> int:

@@ -38,7 +38,7 @@ class StageBlock:
     carried: tuple[str, ...] = ()
 
     @property
-    def made(self) -> list[str]:
+    def bound_names(self) -> list[str]:
         """The names that its statements bind."""
         return [value.name for stmt in self.body for value in results(stmt)]
 
@@ -77,7 +77,9 @@ def stage_programs(program: Program) -> tuple[StageProgram, ...]:
     for stage, begin, end in zip(all_stages, cuts, cuts[1:], strict=False):
         ahead = forward.part(stage, begin, end)
         mirrored = Stage(tuple(last - group for group in stage.groups), stage.layers[::-1])
-        back = backward.part(mirrored, end and end.mirrored(last), begin and begin.mirrored(last))
+        back = backward.part(
+            mirrored, end and end.get_mirror(last), begin and begin.get_mirror(last)
+        )
         layers = dict(zip(pipeline.dims, stage.layers, strict=True))
         stage_program = _with_bodies(program, layers, ahead.body, back.body)
         programs.append(StageProgram(stage_program, layers, ahead, back))
@@ -106,7 +108,7 @@ def _with_bodies(
     body = list[Stmt]()
     for stmt in program.region.body:
         body.append(evolve(stmt, body=blocks) if stmt is microbatches else stmt)
-    sized = program.sized({dim: len(numbers) for dim, numbers in layers.items()})
+    sized = program.with_sizes({dim: len(numbers) for dim, numbers in layers.items()})
     return evolve(sized, region=evolve(program.region, body=tuple(body)))
 
 
@@ -125,7 +127,7 @@ def rank_programs(program: Program) -> tuple[Program, ...]:
     programs: list[Program] = []
     for rank, rank_chunks in enumerate(chunks(program)):
         layers = layers_of_rank(program, pipeline, rank)
-        sized = program.sized({dim: len(numbers) for dim, numbers in layers.items()})
+        sized = program.with_sizes({dim: len(numbers) for dim, numbers in layers.items()})
         params = tuple(param for param in program.params if rank in ranks_by_param[param.name])
         buckets = list[Bucket]()
         for bucket in program.buckets:
@@ -153,7 +155,7 @@ class _Cut:
             return cls(stage.begins, "after")
         return cls(stage.begins, "between" if layers.start else "before")
 
-    def mirrored(self, repeats: int) -> "_Cut":
+    def get_mirror(self, repeats: int) -> "_Cut":
         """The same cut of backward."""
         place: dict[str, Literal["before", "between", "after"]] = {
             "before": "after",
@@ -216,7 +218,9 @@ class _Block:
             body += (stmt for stmt in group if self._has(stage, stmt, number))
             if number < len(self._repeats) and stage.layers[number]:
                 is_entered = begin and begin.repeat == number
-                body.append(self._entered(number) if is_entered else self._repeats[number])
+                body.append(
+                    self._make_entered_repeat(number) if is_entered else self._repeats[number]
+                )
                 carried += (value.name for value in self._results(number))
         for total in self._sums:
             _insert_sum(body, total)
@@ -236,7 +240,7 @@ class _Block:
             return ()
         if cut.place == "after":
             return self._results(cut.repeat)
-        return self._received(cut.repeat)
+        return self._make_received_values(cut.repeat)
 
     def _outputs(self, cut: _Cut | None) -> tuple[str, ...]:
         if not cut:
@@ -245,7 +249,7 @@ class _Block:
             return tuple(arg.source for arg in self.crossing[cut.repeat])
         return tuple(value.name for value in self._results(cut.repeat))
 
-    def _received(self, repeat: int) -> tuple[Value, ...]:
+    def _make_received_values(self, repeat: int) -> tuple[Value, ...]:
         """The values that cross into a repeat, by names of their own: two carries may begin as one
         value, and differ in later layers.
         """
@@ -258,9 +262,9 @@ class _Block:
         """The results of a repeat for the values that cross."""
         return self._repeats[repeat].results[: len(self.crossing[repeat])]
 
-    def _entered(self, repeat: int) -> Region:
+    def _make_entered_repeat(self, repeat: int) -> Region:
         """The repeat, which begins with what is received."""
-        args, received = self._repeats[repeat].args, self._received(repeat)
+        args, received = self._repeats[repeat].args, self._make_received_values(repeat)
         assert [*args[: len(received)]] == self.crossing[repeat], (
             "stage_programs: other arguments before what crosses"
         )

@@ -14,7 +14,7 @@ from ..ir import MICROBATCHES, Pipeline, Program
 from ..ir.stages import groups, stages
 from ..schedules.actions import Schedule, ScheduleError
 from ..schedules.p2p import with_messages
-from ..schedules.registry import SCHEDULES, folded, looped
+from ..schedules.registry import SCHEDULES, loop_placement, v_placement
 from ..schedules.timeline import Times
 from .flops import Cost, cost
 
@@ -28,11 +28,11 @@ def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
     Raises ScheduleError.
     """
     order = pipeline.settings.schedule
-    if pipeline.given:
-        return (pipeline.given.stage_to_rank,)
+    if pipeline.rows:
+        return (pipeline.rows.stage_to_rank,)
     if order.kind == AUTO:
         chunks = order.chunks or 1
-        return tuple(dict.fromkeys((looped(ranks, chunks), folded(ranks, chunks))))
+        return tuple(dict.fromkeys((loop_placement(ranks, chunks), v_placement(ranks, chunks))))
     return (SCHEDULES[order.kind].stage_to_rank(ranks, order.chunks),)
 
 
@@ -41,25 +41,25 @@ def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     return placements(pipeline, ranks)[0]
 
 
-def scheduled(program: Program, pipeline: Pipeline) -> Pipeline:
+def with_schedule(program: Program, pipeline: Pipeline) -> Pipeline:
     """The pipeline with the rows and messages of a step of `program`.  Raises ScheduleError."""
     schedule = rows(pipeline, program.axis(pipeline.axis).size, program.size(MICROBATCHES))
-    return evolve(pipeline, schedule=with_messages(schedule, estimated(program, pipeline)))
+    return evolve(pipeline, schedule=with_messages(schedule, estimate_times(program, pipeline)))
 
 
 def rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
     """The rows, without messages.  Raises ScheduleError."""
-    demand_few(len(stage_to_rank(pipeline, ranks)), microbatches)
+    check_few_forwards(len(stage_to_rank(pipeline, ranks)), microbatches)
     order = pipeline.settings.schedule
-    return pipeline.given or _named(order.kind, ranks, microbatches, order.chunks)
+    return pipeline.rows or _make_named_schedule(order.kind, ranks, microbatches, order.chunks)
 
 
 @lru_cache(maxsize=4)
-def _named(kind: str, ranks: int, microbatches: int, chunks: int | None) -> Schedule:
+def _make_named_schedule(kind: str, ranks: int, microbatches: int, chunks: int | None) -> Schedule:
     return SCHEDULES[kind](ranks, microbatches, chunks)
 
 
-def demand_few(stages: int, microbatches: int) -> None:
+def check_few_forwards(stages: int, microbatches: int) -> None:
     """Raises ScheduleError where there are more forwards than can be listed."""
     if (forwards := stages * microbatches) > MOST:
         raise ScheduleError(
@@ -69,7 +69,7 @@ def demand_few(stages: int, microbatches: int) -> None:
         )
 
 
-def estimated(program: Program, pipeline: Pipeline) -> Times:
+def estimate_times(program: Program, pipeline: Pipeline) -> Times:
     """How long each stage works for a microbatch, in parts of the time that the dearest stage's
     forward takes.
     """

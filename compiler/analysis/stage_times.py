@@ -15,7 +15,7 @@ from ..schedules.actions import Work
 from ..schedules.timeline import Times
 from .hardware import Hardware
 from .stage_schedule import LEAST
-from .time.pipeline_parts import cuts, of_stages
+from .time.pipeline_parts import cuts, get_stage_clocks
 from .time.prices import prices
 from .time.timeline import seconds_of
 
@@ -61,7 +61,7 @@ def stage_times(program: Program, pipeline: Pipeline, on: Hardware) -> Times:
     parts.
     """
     program = evolve(program, pipeline=pipeline)
-    clocks = of_stages(program, on, splits=True)
+    clocks = get_stage_clocks(program, on, splits=True)
     unit = max(parts[Work.FORWARD].gpu for parts in clocks)
     forward, input, weight = list[float](), list[float](), list[float]()
     for parts in clocks:

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from ..ir import Bucket, Param, Program
 from ..ir.stages import layers_of_rank, stages
-from .bucket_layout import layout, row_length, stored_dims, stored_shape
+from .bucket_layout import get_stored_dims, get_stored_shape, layout, row_length
 from .stage_buckets import chunks
 
 Extent = tuple[range, ...]
@@ -37,16 +37,16 @@ class _Flat:
 
     sized: Program
     params: tuple[str, ...]
-    of_stage: Mapping[str, Sequence[int]] = {}
+    layers_by_dim: Mapping[str, Sequence[int]] = {}
     place: int = 0
 
 
-def written(program: Program) -> Parts:
+def get_written_parts(program: Program) -> Parts:
     """The parts that ranks of a plan write into a checkpoint."""
     parts = defaultdict[Tensor, list[tuple[Extent, int]]](list)
     for bucket in program.buckets:
         for flat in _flats(program, bucket):
-            for tensor, extent, rank in _of_flat(program, bucket, flat):
+            for tensor, extent, rank in _parts_of_flat(program, bucket, flat):
                 parts[tensor].append((extent, rank))
     for buffer in program.buffers:
         whole = tuple(map(range, shape(program, buffer.name)))
@@ -58,7 +58,9 @@ def written(program: Program) -> Parts:
 
 def shape(program: Program, name: str) -> tuple[int, ...]:
     """The shape of one of a parameter's tensors as it is stored."""
-    return stored_shape(program, next(param for param in program.stored if param.name == name))
+    return get_stored_shape(
+        program, next(param for param in program.params_and_buffers if param.name == name)
+    )
 
 
 def fault(shape: Sequence[int], extents: Sequence[Extent]) -> str:
@@ -100,7 +102,7 @@ def _flats(program: Program, bucket: Bucket) -> Iterator[_Flat]:
                 continue
             seen.add(chunk.params)
             layers = dict(zip(pipeline.dims, all_stages[chunk.stages[0]].layers, strict=True))
-            sized = program.sized({dim: len(numbers) for dim, numbers in layers.items()})
+            sized = program.with_sizes({dim: len(numbers) for dim, numbers in layers.items()})
             yield _Flat(sized, chunk.params, layers, place)
 
 
@@ -114,7 +116,9 @@ def _stages_of(program: Program, buffer: Param) -> Iterator[_Flat]:
         yield _Flat(program, (), layers_of_rank(program, pipeline, place), place)
 
 
-def _of_flat(program: Program, bucket: Bucket, flat: _Flat) -> Iterator[tuple[Tensor, Extent, int]]:
+def _parts_of_flat(
+    program: Program, bucket: Bucket, flat: _Flat
+) -> Iterator[tuple[Tensor, Extent, int]]:
     """The parts of tensors in a flat buffer, each with the first rank that has it."""
     shards, stacked = program.degree(bucket.shard_axes), len(bucket.layers)
     buffer_layout = layout(flat.sized, flat.params, shards, stacked)
@@ -123,7 +127,7 @@ def _of_flat(program: Program, bucket: Bucket, flat: _Flat) -> Iterator[tuple[Te
         param = flat.sized.param(name)
         row = row_length(flat.sized, param)
         sizes = list[int]()
-        for dims in stored_dims(param):
+        for dims in get_stored_dims(param):
             size = flat.sized.local_size(param.type, dims[0])
             sizes.append(size * prod(map(program.size, dims[1:])))
         elements = prod(sizes)
@@ -145,7 +149,7 @@ def _layers(program: Program, param: Param, flat: _Flat) -> list[int]:
     layers = [0]
     for dim in param.type.dims[: param.stacked]:
         size = program.size(dim)
-        numbers = flat.of_stage.get(dim, range(size))
+        numbers = flat.layers_by_dim.get(dim, range(size))
         layers = [layer * size + number for layer, number in product(layers, numbers)]
     return layers
 
@@ -162,7 +166,7 @@ def _places(
     """A rank's part at each place on the axes that split a parameter, and the first rank that
     has it.
     """
-    axes = [param.type.axes_of(dims[0]) for dims in stored_dims(param)]
+    axes = [param.type.axes_of(dims[0]) for dims in get_stored_dims(param)]
     shard_axes = _in_mesh(program, bucket.shard_axes)
     for places in product(*(range(program.degree(names)) for names in axes)):
         place_by_axis: dict[str, int] = {}

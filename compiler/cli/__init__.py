@@ -86,7 +86,7 @@ def _no_program(source: "Source", error: Exception) -> "Diagnostic":
     """An error in IR that a person wrote: reading does not check all that passes rely on."""
     from ..syntax.diagnostics import Diagnostic, Note
 
-    notes = (Note(None, f"{_culprit(error)}: {_said(error)}"),)
+    notes = (Note(None, f"{_culprit(error)}: {_error_text(error)}"),)
     help = (
         "check the edited lines; if unedited output of `scalec ir` gives this error, it is a"
         " bug in scalec"
@@ -100,11 +100,11 @@ def _bug(error: Exception) -> int:
     import traceback
 
     traceback.print_exception(error)
-    print(f"\nthis is a bug in scalec, in {_culprit(error)}: {_said(error)}", file=sys.stderr)
+    print(f"\nthis is a bug in scalec, in {_culprit(error)}: {_error_text(error)}", file=sys.stderr)
     return BUG
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -13,7 +13,14 @@ from ..analysis.time.report import Neighbour, Report, Room, room
 from ..analysis.time.step import step_time
 from ..ir import Program
 from ..syntax.source import Source
-from .neighbours import Change, Changed, changed, more_sharding, neighbours, smaller_microbatches
+from .neighbours import (
+    Change,
+    ChangedPlan,
+    compile_with_changes,
+    more_sharding,
+    neighbours,
+    smaller_microbatches,
+)
 
 WORTH = 0.005
 """The least part of a step that a change must save."""
@@ -22,7 +29,7 @@ COMBINED = 3
 """How many plans that do not fit are tried with another change."""
 
 
-def advised(report: Report, model: Program, source: Source) -> Report:
+def make_report_with_advice(report: Report, model: Program, source: Source) -> Report:
     """The report with the neighbours that make its step faster; where the plan does not fit, also
     the neighbours that fit.
     """
@@ -45,26 +52,26 @@ def advised(report: Report, model: Program, source: Source) -> Report:
 
 
 @frozen
-class _Tried:
+class _Candidate:
     """A plan with changes, its seconds and its memory."""
 
-    plan: Changed
+    plan: ChangedPlan
     seconds: float
     room: Room
 
 
 def _worth(
     report: Report, source: Source, candidates: Iterator[Sequence[Change]]
-) -> Iterator[_Tried]:
+) -> Iterator[_Candidate]:
     """The plans that are worth a look: faster ones, and ones that fit where the plan does not."""
     for changes in candidates:
-        plan = changed(source, changes)
+        plan = compile_with_changes(source, changes)
         if not plan:
             continue
         seconds = step_time(plan.program, report.on).seconds
         is_faster = seconds < (1 - WORTH) * report.step.seconds
         # counting memory takes long: not where it decides nothing
         if is_faster or report.room.lacks:
-            candidate = _Tried(plan, seconds, room(plan.program))
+            candidate = _Candidate(plan, seconds, room(plan.program))
             if is_faster or candidate.room.fits:
                 yield candidate

@@ -27,14 +27,14 @@ def calibrate(options: Namespace) -> None:
         _fit(options)
         return
     from ..emit.work_list import work_list
-    from ..reports.summary import launch
+    from ..reports.summary import get_launch
     from .compile import load
 
     programs, output = [load(path).program for path in options.plans], options.output or OUTPUT
     _check(output)
     listed = output.with_suffix(".json")
     _check(listed)
-    launches = [launch(program) for program in programs]
+    launches = [get_launch(program) for program in programs]
     how = max(launches, key=lambda launch: launch.nodes * launch.ranks_per_node)
     only_print = how.nodes > 1 or options.print
     if not only_print:
@@ -68,9 +68,9 @@ def _fit(options: Namespace) -> None:
     from ..analysis.time.fit import fit
     from ..analysis.time.profile import beside, ranks_at, strangers
     from ..analysis.time.report import with_ops
-    from ..reports.profile import fitted
+    from ..reports.profile import explain_fit
     from .compile import load
-    from .explain import read_profile, report_of
+    from .explain import load_profile, report_of
 
     for option in ("output", "quick", "print"):
         if getattr(options, option):
@@ -79,7 +79,7 @@ def _fit(options: Namespace) -> None:
         raise UsageError(f"--fit takes one plan, the one of the run in `{options.fit}`")
     plan = load(options.plans[0])
     report = with_ops(report_of(plan))
-    profile = read_profile(options.fit, ranks_at(plan.program, report.step.rank))
+    profile = load_profile(options.fit, ranks_at(plan.program, report.step.rank))
     device = account(plan.program).device
     if profile.device != device:
         raise UsageError(
@@ -89,7 +89,7 @@ def _fit(options: Namespace) -> None:
     if others := strangers(profile, plan.program, report.step):
         raise UsageError(f"`{options.fit}` is of another plan: this one has no line {others[0]}")
     fits = fit(plan.program, report.on, profile)
-    show(fitted(profile, beside(profile, report.step), report, fits))
+    show(explain_fit(profile, beside(profile, report.step), report, fits))
 
 
 def _check_device(program: "Program") -> None:

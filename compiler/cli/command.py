@@ -64,15 +64,15 @@ def plan_path(text: str) -> Path:
     """The path of a plan on the command line; `scalec:llama3_8b` is a plan that comes with
     scalec.
     """
-    from ..syntax.package_data import SHIPPED, shipped_file, shipped_files
+    from ..syntax.package_data import SHIPPED, package_file, package_files
 
     if not text.startswith(SHIPPED):
         return file_path(text)
-    path = shipped_file(text)
+    path = package_file(text)
     if path is None:
         from ..syntax.diagnostics import did_you_mean
 
-        near = did_you_mean(text, (name.removesuffix(".scale") for name in shipped_files()))
+        near = did_you_mean(text, (name.removesuffix(".scale") for name in package_files()))
         raise ArgumentTypeError(
             f"`{text}` does not come with scalec: {near or '`scalec plans` lists what does'}"
         )

@@ -32,19 +32,19 @@ class Plan(NamedTuple):
     model: "Program"
     program: "Program"
 
-    def proved(self, *, cached: bool = False) -> "Proof":
+    def get_proof(self, *, cached: bool = False) -> "Proof":
         """The proof of its step; if `cached`, the one that an earlier command kept.
 
         Raises PlanError.
         """
         if not cached:
-            return self._evaluated()
+            return self._evaluate_proof()
         from .kept_proofs import find, keep, proof_key
 
         key = proof_key(self.program, self.model)
-        return find(key) or keep(key, self._evaluated())
+        return find(key) or keep(key, self._evaluate_proof())
 
-    def _evaluated(self) -> "Proof":
+    def _evaluate_proof(self) -> "Proof":
         from ..proof import verify
 
         return verify(self.program, self.model)
@@ -52,17 +52,17 @@ class Plan(NamedTuple):
 
 def compile_(options: Namespace) -> None:
     """`scalec compile`."""
-    from ..reports.summary import launch
+    from ..reports.summary import get_launch
 
     if options.target == DTENSOR:
         _torch_alone(options)
         return
     with trials(options.plan, options.try_functions) as trial:
-        source, model = resolved(options.plan)
+        source, model = load_model(options.plan)
         script = write_program(source, model, options, trial)
     if options.format != TEXT:
         return
-    how = launch(model)
+    how = get_launch(model)
     start = "to train"
     if how.nodes != 1:
         start = (
@@ -77,12 +77,12 @@ def _torch_alone(options: Namespace) -> None:
     from ..emit.dtensor import emit, for_torch
     from ..emit.dtensor.refusals import without_effect
     from ..emit.write_files import OutputError, write
-    from ..reports.summary import headline, launch
+    from ..reports.summary import get_launch, headline
 
     with trials(options.plan, options.try_functions) as trial:
         plan = load(options.plan, changed=for_torch)
         folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
-        proof = plan.proved(cached=options.cache) if options.verify else None
+        proof = plan.get_proof(cached=options.cache) if options.verify else None
         functions = trial.try_functions(plan.model, plan.source)
     files = emit(plan.program, plan.source, plan.model, proof, tried=functions.tried)
     try:
@@ -91,10 +91,10 @@ def _torch_alone(options: Namespace) -> None:
         raise UsageError(str(error)) from error
     tell((*warnings(plan), *without_effect(plan.program)), options.format)
     if options.format == TEXT:
-        command = launch(plan.program).command(folder / "train.py")
+        command = get_launch(plan.program).command(folder / "train.py")
         start = f"to train on the bytes of a file:\n\n  {command} FILE"
         wrote = _wrote([folder / name for name in files])
-        print(f"{headline(plan.program)}\n\n{_verified(proof, functions)}\n{wrote}\n{start}")
+        print(f"{headline(plan.program)}\n\n{_proof_text(proof, functions)}\n{wrote}\n{start}")
 
 
 def check(options: Namespace) -> int:
@@ -120,25 +120,25 @@ def check(options: Namespace) -> int:
     return 0
 
 
-Changed = Callable[["Program"], "Program"]
+ModelChange = Callable[["Program"], "Program"]
 
 
-def _unchanged(model: "Program") -> "Program":
+def _identity(model: "Program") -> "Program":
     return model
 
 
-def load(path: Path, stage: str | None = None, changed: Changed = _unchanged) -> Plan:
+def load(path: Path, stage: str | None = None, changed: ModelChange = _identity) -> Plan:
     """The plan of a file, as `compiled` has it."""
-    return compiled(read_source(path), stage, changed)
+    return compile_source(load_source(path), stage, changed)
 
 
-def resolved(path: Path) -> "tuple[Source, Program]":
+def load_model(path: Path) -> "tuple[Source, Program]":
     """The text of a file and its program before any placement.  Raises PlanError."""
-    source = read_source(path)
+    source = load_source(path)
     return source, model_of(source)
 
 
-def read_source(path: Path) -> "Source":
+def load_source(path: Path) -> "Source":
     """The text of a file; IR text may be longer than a plan."""
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
     from ..syntax.source import is_ir
@@ -154,20 +154,22 @@ def model_of(source: "Source") -> "Program":
     from ..syntax.source import is_ir
 
     if is_ir(source.text):
-        return read(source)
+        return load_ir_program(source)
     return resolve(source, further=look_ahead)
 
 
-def compiled(source: "Source", stage: str | None = None, changed: Changed = _unchanged) -> Plan:
+def compile_source(
+    source: "Source", stage: str | None = None, changed: ModelChange = _identity
+) -> Plan:
     """A plan or IR text, `changed` first, and its program after the pass `stage`, by default the
     last.
 
     Raises PlanError.
     """
-    return lowered(source, changed(model_of(source)), stage)
+    return make_plan(source, changed(model_of(source)), stage)
 
 
-def lowered(source: "Source", model: "Program", stage: str | None = None) -> Plan:
+def make_plan(source: "Source", model: "Program", stage: str | None = None) -> Plan:
     """A plan with its program after the pass `stage`, by default the last.  Raises PlanError."""
     from ..passes import PASS_NAMES, lower
 
@@ -212,7 +214,7 @@ def _dump() -> "Callable[[Program], None]":
     return show
 
 
-def read(source: "Source") -> "Program":
+def load_ir_program(source: "Source") -> "Program":
     """The program that IR text shows.
 
     Raises PlanError where the program is illegal: somebody may have edited the text by hand, so
@@ -253,14 +255,14 @@ def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
     return answer, ()
 
 
-def written(plan: Plan, options: Namespace, trial: Trials) -> Path:
+def write_lowered_plan(plan: Plan, options: Namespace, trial: Trials) -> Path:
     """Proves, tries functions and writes the files, says so with a summary, and returns the
     path of the program.
     """
     tell(warnings(plan))
-    proof, functions = _shown(plan, options, trial)
+    proof, functions = _prove_and_try(plan, options, trial)
     files = _files(plan, proof, functions)
-    return _write(options, files, summary_of(plan), _verified(proof, functions))
+    return _write(options, files, summary_of(plan), _proof_text(proof, functions))
 
 
 def write_program(source: "Source", model: "Program", options: Namespace, trial: Trials) -> Path:
@@ -275,17 +277,19 @@ def write_program(source: "Source", model: "Program", options: Namespace, trial:
     cached = find(key) if key else None
     if cached:
         tell(cached.warnings, options.format)
-        return _write(options, cached.files, cached.summary, _verified(cached.proof, NO_FUNCTIONS))
-    plan = lowered(source, model)
+        return _write(
+            options, cached.files, cached.summary, _proof_text(cached.proof, NO_FUNCTIONS)
+        )
+    plan = make_plan(source, model)
     warned = warnings(plan)
     if options.format == TEXT:
         tell(warned)
-    proof, functions = _shown(plan, options, trial)
+    proof, functions = _prove_and_try(plan, options, trial)
     files = _files(plan, proof, functions)
     summary = summary_of(plan)
     if key:
         keep(key, Compile(warned, summary, files, proof))
-    script = _write(options, files, summary, _verified(proof, functions))
+    script = _write(options, files, summary, _proof_text(proof, functions))
     if options.format != TEXT:
         tell(warned, options.format)
     return script
@@ -311,7 +315,7 @@ def summary_of(plan: Plan) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _verified(proof: "Proof | None", functions: TriedFunctions) -> str:
+def _proof_text(proof: "Proof | None", functions: TriedFunctions) -> str:
     """The line about the proof, and lines about the plan's own functions."""
     verdict = "not verified: --no-verify"
     if proof:
@@ -330,9 +334,11 @@ def _wrote(paths: Sequence[Path]) -> str:
     return f"wrote {', '.join(first)} and {last}"
 
 
-def _shown(plan: Plan, options: Namespace, trial: Trials) -> "tuple[Proof | None, TriedFunctions]":
+def _prove_and_try(
+    plan: Plan, options: Namespace, trial: Trials
+) -> "tuple[Proof | None, TriedFunctions]":
     """The proof, unless it is to be skipped, and the functions that were tried."""
-    proof = plan.proved(cached=options.cache) if options.verify else None
+    proof = plan.get_proof(cached=options.cache) if options.verify else None
     return proof, trial.try_functions(plan.model, plan.source)
 
 

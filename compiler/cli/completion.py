@@ -40,10 +40,10 @@ def _get_answers(prefix: str, action: Action, **_: Any) -> list[str]:
 
     if action.type is not plan_path:
         return list(FilesCompleter()(prefix))
-    from ..syntax.package_data import SHIPPED, shipped_files
+    from ..syntax.package_data import SHIPPED, package_files
 
     if prefix.startswith(SHIPPED):
-        return [name.removesuffix(".scale") for name in shipped_files()]
+        return [name.removesuffix(".scale") for name in package_files()]
     return [*FilesCompleter(PLAN_SUFFIXES)(prefix), SHIPPED]
 
 

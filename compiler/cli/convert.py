@@ -25,9 +25,9 @@ def convert(options: Namespace) -> int:
     from .compile import load
 
     if options.source.suffix in (".scale", ".ir"):
-        from ..reports.checkpoint import between
+        from ..reports.checkpoint import explain_handover
 
-        show(between(load(options.plan).program, load(options.source).program))
+        show(explain_handover(load(options.plan).program, load(options.source).program))
         return 0
     if options.output is None:
         raise UsageError("convert needs a name for its result: -o TARGET")
@@ -49,13 +49,13 @@ def convert(options: Namespace) -> int:
 
 def _table(name: str, program: "Program") -> "Table":
     """The table of that name or in that file.  UsageError unless it names all tensors of a plan."""
-    from ..emit.checkpoint_names import tables, unnamed
+    from ..emit.checkpoint_names import find_unnamed_tensors, tables
 
     if not program.names:
         raise UsageError(f"other names need the plan's {_NO_NAMES}")
     shipped = tables()
     table = shipped[name] if name in shipped else _of_file(Path(name), [*shipped])
-    if lacking := unnamed(program, table):
+    if lacking := find_unnamed_tensors(program, table):
         raise UsageError(
             f"`{lacking[0]}` has no name in {name}: give a table of your own, --names FILE.json"
         )

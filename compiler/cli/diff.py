@@ -14,16 +14,16 @@ def diff(options: Namespace) -> int:
     """`scalec diff`; returns the exit status."""
     import json
 
-    from ..analysis.time import expected
+    from ..analysis.time import get_expected_report
     from ..ir import Program
     from ..reports.diff import as_json, figures, rows, text
-    from .recheck import compiled
+    from .recheck import load_compiled_plan
 
     programs = list[Program]()
     for path in options.plans:
-        plan = compiled(path) if path.is_dir() else load(path)
+        plan = load_compiled_plan(path) if path.is_dir() else load(path)
         programs.append(plan.program)
-    first, second = (figures(program, expected(program)) for program in programs)
+    first, second = (figures(program, get_expected_report(program)) for program in programs)
     all_rows = [*rows(first, second)]
     different = [row for row in all_rows if row.differs]
     listed = all_rows if options.all else different

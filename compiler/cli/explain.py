@@ -36,19 +36,19 @@ def explain(options: Namespace) -> None:
     topic, path, code = options.topic, options.plan, options.topic.upper()
     _check(options, TOPICS)
     if topic == "time":
-        _time(_sized(load(path), options.size), options)
+        _time(_plan_at_size(load(path), options.size), options)
     elif topic in of_program:
-        plan = _sized(load(path), options.size)
+        plan = _plan_at_size(load(path), options.size)
         parts = of_program[topic](plan.program), largest_bucket(plan.program, plan.model)
         show("\n\n".join(filter(None, parts)))
     elif path:
-        _value(_sized(load(path), options.size), topic)
+        _value(_plan_at_size(load(path), options.size), topic)
     else:
         assert code in CODES, "explain: neither a topic nor a code"
         show(explain_code(code))
 
 
-def _sized(plan: Plan, size: int | None) -> Plan:
+def _plan_at_size(plan: Plan, size: int | None) -> Plan:
     """The plan at another size of an elastic axis; unchanged where `size` is None.
 
     UsageError where it has no axis of this size.
@@ -134,7 +134,7 @@ def _time(plan: Plan, options: Namespace) -> None:
         from ..analysis.time.events import events_of
         from ..reports.time_trace import MARK, time_trace
 
-        beside = recorded_steps(options.against) if options.against else ()
+        beside = load_recorded_steps(options.against) if options.against else ()
         text = time_trace(report.program, events_of(report.program, report.on), beside)
         put(options.trace, text, "trace", MARK, sys.stderr)
     if options.csv:
@@ -144,10 +144,10 @@ def _time(plan: Plan, options: Namespace) -> None:
     if options.against:
         show(_against(plan, options.against))
     else:
-        show(_shown(report, plan, options))
+        show(_report_text(report, plan, options))
 
 
-def _shown(report: "Report", plan: Plan, options: Namespace) -> str:
+def _report_text(report: "Report", plan: Plan, options: Namespace) -> str:
     """The report as a table of ops or of the critical path, or with advice, as text or JSON."""
     from ..reports.op_times import critical, lines
     from ..syntax.source import is_ir
@@ -159,9 +159,9 @@ def _shown(report: "Report", plan: Plan, options: Namespace) -> str:
 
         return critical(critical_path(report.program, report.on))
     if not options.no_advice and not is_ir(plan.source.text):
-        from .advice import advised
+        from .advice import make_report_with_advice
 
-        report = advised(report, plan.model, plan.source)
+        report = make_report_with_advice(report, plan.model, plan.source)
     if options.json:
         import json
 
@@ -179,13 +179,13 @@ def _against(plan: Plan, folder: Path) -> str:
     Beside the prediction, if they ran on the device of the plan.
     """
     from ..analysis.memory import account
-    from ..analysis.time import expected
+    from ..analysis.time import get_expected_report
     from ..analysis.time.profile import beside, ranks_at
     from ..reports.profile import table
 
-    prediction = expected(plan.program)
+    prediction = get_expected_report(plan.program)
     ranks = ranks_at(plan.program, prediction.step.rank if prediction else None)
-    profile = read_profile(folder, ranks)
+    profile = load_profile(folder, ranks)
     if profile.device != account(plan.program).device:
         prediction = None
     return table(profile, beside(profile, prediction.step if prediction else None), prediction)
@@ -198,9 +198,9 @@ TRACE = re.compile(r"rank(\d+)\.json")
 """The name of the trace of a rank."""
 
 
-def recorded_steps(folder: Path) -> "list[Event]":
+def load_recorded_steps(folder: Path) -> "list[Event]":
     """A step of each rank whose trace lies in the folder.  Raises UsageError."""
-    from ..reports.time_trace import recorded
+    from ..reports.time_trace import get_recorded_step
 
     events: list[Event] = []
     for path in sorted(folder.glob("rank*.json")):
@@ -208,7 +208,7 @@ def recorded_steps(folder: Path) -> "list[Event]":
         if not rank:
             continue
         try:
-            events += recorded(int(rank[1]), path.read_text(encoding="utf-8"))
+            events += get_recorded_step(int(rank[1]), path.read_text(encoding="utf-8"))
         except NOT_OURS:
             raise UsageError(
                 f"`{path}` is no trace that a run of this scalec has recorded"
@@ -220,7 +220,7 @@ def recorded_steps(folder: Path) -> "list[Event]":
     return events
 
 
-def read_profile(folder: Path, ranks: list[int]) -> "Profile":
+def load_profile(folder: Path, ranks: list[int]) -> "Profile":
     """The profile in a folder, of these ranks if it has any of them.  Raises UsageError."""
     from ..analysis.time import profile
 

@@ -79,7 +79,7 @@ def _standard_input(options: Namespace) -> int:
     if len(options.files) > 1:
         raise UsageError("`-` is standard input and cannot be combined with files")
     content = sys.stdin.buffer.read()
-    text = format_plan(_decoded(content))
+    text = format_plan(_to_source(content))
     if options.check:
         if text.encode() == content:
             return 0
@@ -90,7 +90,7 @@ def _standard_input(options: Namespace) -> int:
     return 0
 
 
-def _decoded(content: bytes) -> "Source":
+def _to_source(content: bytes) -> "Source":
     from ..syntax.diagnostics import Diagnostic, PlanError
     from ..syntax.source import Source
 

@@ -59,7 +59,7 @@ class Results:
     def __init__(self, kind: str, most: int) -> None:
         self._kind, self._most = kind, most
 
-    def read(self, key: str) -> bytes | None:
+    def find(self, key: str) -> bytes | None:
         """The result of this key; None if there is none."""
         folder = self._folder()
         if folder is None:

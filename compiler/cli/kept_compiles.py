@@ -46,7 +46,7 @@ def find(key: str) -> Compile | None:
     """The kept compile of this key, whose certificate says that it was kept; None where there
     is none.
     """
-    content = COMPILES.read(key)
+    content = COMPILES.find(key)
     if content is None:
         return None
     try:

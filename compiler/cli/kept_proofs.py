@@ -27,7 +27,7 @@ def proof_key(program: "Program", model: "Program") -> str:
 
 def find(key: str) -> Proof | None:
     """The kept proof of this key, which says that it was kept; None where there is none."""
-    text = PROOFS.read(key)
+    text = PROOFS.find(key)
     if text is None:
         return None
     try:

@@ -14,7 +14,7 @@ def launch(options: Namespace) -> None:
     from ..emit.naming import run_word
     from ..emit.write_files import OutputError, write
     from ..reports.job import FILES, files
-    from .compile import load, written
+    from .compile import load, write_lowered_plan
     from .op_trials import trials
 
     if options.scheduler == "k8s" and not options.image:
@@ -23,7 +23,7 @@ def launch(options: Namespace) -> None:
         _check_time(options.time, options.grace)
     with trials(options.plan, options.try_functions) as trial:
         plan = load(options.plan)
-        folder = Path(written(plan, options, trial).parent)
+        folder = Path(write_lowered_plan(plan, options, trial).parent)
     how = {
         name: getattr(options, name)
         for name in ("time", "grace", "cpus", "sbatch", "image", "claim")

@@ -26,7 +26,7 @@ def log(options: Namespace) -> None:
 
     if len(options.runs) > MOST:
         raise UsageError(f"log takes at most {MOST} runs")
-    runs = [read_run(run, read, "loss: no step is logged yet") for run in options.runs]
+    runs = [load_run(run, read, "loss: no step is logged yet") for run in options.runs]
     if len({run.name for run in runs}) < len(runs):
         runs = [evolve(run, name=str(path)) for run, path in zip(runs, options.runs, strict=True)]
     if options.output is None:
@@ -37,10 +37,12 @@ def log(options: Namespace) -> None:
 
 def loads(options: Namespace) -> None:
     """`scalec loads`."""
-    from ..reports.expert_load import MARK, read, svg, text
+    from ..reports.expert_load import MARK, parse_log, svg, text
 
-    run = read_run(
-        options.run, read, "loads of experts: the plan has no `route`, or no step is logged yet"
+    run = load_run(
+        options.run,
+        parse_log,
+        "loads of experts: the plan has no `route`, or no step is logged yet",
     )
     if options.svg is None:
         show(text(run))
@@ -48,7 +50,7 @@ def loads(options: Namespace) -> None:
         put(options.svg, svg(run), "svg", MARK)
 
 
-def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
+def load_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
     """The result of `read` for the name and the log of a run; None means that it `lacks`
     something.  UsageError.
 

@@ -17,7 +17,7 @@ from ..config.settings import AUTO, CHUNK, ON, SAVE, TORCH, TRITON
 from ..frontend import resolve
 from ..ir import BATCH, DATA_DIMS, SEQUENCE, Claim, Program, StateAxes, regions_in, walk_regions
 from ..ir.printer import how_claimed
-from ..passes import passed
+from ..passes import lower_unchecked
 from ..syntax.diagnostics import PlanError
 from ..syntax.source import Source
 
@@ -45,14 +45,14 @@ class Change:
 
     section: str
     content: str
-    told: str = ""
+    summary: str = ""
 
     def __str__(self) -> str:
-        return self.told or f"{self.section} {{ {self.content} }}"
+        return self.summary or f"{self.section} {{ {self.content} }}"
 
 
 @frozen
-class Changed:
+class ChangedPlan:
     """A plan with some changes: resolved, and after the last pass."""
 
     changes: tuple[Change, ...]
@@ -68,16 +68,16 @@ class Changed:
         return _sections(self.changes)
 
 
-def changed(source: Source, changes: Sequence[Change]) -> Changed | None:
+def compile_with_changes(source: Source, changes: Sequence[Change]) -> ChangedPlan | None:
     """A plan with some changes; None where they make no plan."""
     sections = _sections(changes).items()
     text = "\n".join(f"{section} {{ {content} }}" for section, content in sections)
     try:
         model = resolve(source, Source("changes", text))
-        *_, program = passed(model)
+        *_, program = lower_unchecked(model)
     except PlanError:
         return None
-    return Changed(tuple(changes), model, program)
+    return ChangedPlan(tuple(changes), model, program)
 
 
 def _sections(changes: Sequence[Change]) -> dict[str, str]:
@@ -273,7 +273,7 @@ def schedules(model: Program) -> Iterator[Change]:
 
 def meshes(model: Program) -> Iterator[Change]:
     """Twice the ranks along one axis, half the ranks along another."""
-    if model.pipeline and (model.pipeline.given or model.pipeline.settings.stages):
+    if model.pipeline and (model.pipeline.rows or model.pipeline.settings.stages):
         return
     sizes = {axis.name: axis.size for axis in model.axes}
     for more, less in permutations([axis for axis in model.axes if axis.size > 1], 2):
@@ -292,7 +292,7 @@ def more_stages(model: Program) -> Iterator[Change]:
     of data.
     """
     pipeline = model.pipeline
-    if not pipeline or pipeline.given or pipeline.settings.stages:
+    if not pipeline or pipeline.rows or pipeline.settings.stages:
         return
     sizes = {axis.name: axis.size for axis in model.axes}
     names = data_axes(model)

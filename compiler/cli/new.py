@@ -72,7 +72,9 @@ def new(options: Namespace) -> None:
     if options.size and not options.model:
         raise UsageError("--size goes with a model that comes with scalec: --from llama3_8b")
     sizes = LARGE if machine.gpus else SMALL
-    model = _scaled(options.model, options.size, sizes["seq"], machine) if options.model else {}
+    model = (
+        _model_settings(options.model, options.size, sizes["seq"], machine) if options.model else {}
+    )
     text = plan_text(path, machine, options.text, model)
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -130,7 +132,7 @@ def data(files: list[str] | None, mask: str = "") -> str:
     return f"data text {{ files = [{names}]  {holdout}  {mask} }}{note}"
 
 
-def _scaled(model: Path, size: int | None, seq: int, machine: Machine) -> dict[str, Any]:
+def _model_settings(model: Path, size: int | None, seq: int, machine: Machine) -> dict[str, Any]:
     """The parts of a plan that say its model, at about `size` parameters.
 
     UsageError where there is no such size.
@@ -139,7 +141,7 @@ def _scaled(model: Path, size: int | None, seq: int, machine: Machine) -> dict[s
 
     target = size or (GPU_SIZE if machine.gpus else CPU_SIZE)
     shipped = model_of(model, seq)
-    scaled = shipped.sized(target)
+    scaled = shipped.find_sizes(target)
     if scaled is None:
         raise UsageError(
             f"the model of `{model.stem}` cannot be made smaller: write `use` and its dims yourself"
@@ -162,7 +164,7 @@ def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict
     """The plan, as `scalec fmt` lays it out; `model` says which one it uses, if not its own."""
     from ..emit.naming import run_word
     from ..syntax.formatter import format_plan
-    from ..syntax.package_data import filled
+    from ..syntax.package_data import fill_template
     from ..syntax.source import Source
 
     sizes, batch = SMALL, 16
@@ -177,7 +179,7 @@ def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict
         f"scalec log {run}": "draws the loss",
         f"scalec report {plan}": "shows the plan as a page",
     }
-    text = filled(
+    text = fill_template(
         "new.scale.j2",
         machine=str(machine),
         commands=commands.items(),
@@ -192,7 +194,7 @@ def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict
     return format_plan(Source(str(path), text))
 
 
-def _shipped(text: str) -> Path:
+def _shipped_plan_path(text: str) -> Path:
     from ..syntax.package_data import SHIPPED
 
     return plan_path(f"{SHIPPED}{text.removeprefix(SHIPPED)}")
@@ -211,7 +213,7 @@ def _arguments(parser: ArgumentParser) -> None:
         "plan", type=file_path, nargs="?", default=Path("first.scale"), metavar="PLAN", help=help
     )
     help = "use a model that comes with scalec, as llama3_8b: `scalec plans` lists them"
-    parser.add_argument("--from", dest="model", type=_shipped, metavar="NAME", help=help)
+    parser.add_argument("--from", dest="model", type=_shipped_plan_path, metavar="NAME", help=help)
     help = (
         "its parameters, as 30M: its widths and layers shrink alike (default: 1M on CPUs, 30M"
         " on GPUs)"

@@ -73,7 +73,7 @@ class TrialProcess:
             stream.write(json.dumps(request).encode())
             stream.close()
 
-    def read_answer(self, seconds: float) -> dict[str, Any] | None:
+    def get_answer(self, seconds: float) -> dict[str, Any] | None:
         """The next answer; None if none comes in time, or the process has ended."""
         stream, deadline = self._stream(self._process.stdout), monotonic() + seconds
         while b"\n" not in self._unread:
@@ -129,7 +129,7 @@ class Trials:
 
         `model` is the plan before any placement.
         """
-        from ..analysis.op_trials import trial_signatures, tried_functions
+        from ..analysis.op_trials import get_tried_functions, trial_signatures
         from ..syntax.diagnostics import PlanError
 
         calls = trial_signatures(model)
@@ -137,7 +137,7 @@ class Trials:
             functions = [signature.function for signature in calls]
             return TriedFunctions((), dict.fromkeys(functions, self.reason))
         declarations = _Declarations(source)
-        signatures = [declarations.named(signature) for signature in calls]
+        signatures = [declarations.get_signature_with_names(signature) for signature in calls]
         outcomes = self._outcomes(folder or Path(source.path).parent, signatures)
         # by function: other calls of it would only say the same of other dims
         mistakes, untried = dict[str, PlanError](), dict[str, str]()
@@ -149,7 +149,7 @@ class Trials:
                 untried[function] = outcome["cannot"]
         _raise_all(mistakes.values())
         tried = [signature for signature in calls if signature.function not in untried]
-        return TriedFunctions(tried_functions(tried), untried)
+        return TriedFunctions(get_tried_functions(tried), untried)
 
     def _outcomes(self, folder: Path, signatures: "Sequence[TrialSignature]") -> list[Outcome]:
         """The outcome of each function.
@@ -161,23 +161,23 @@ class Trials:
             process = self._process or TrialProcess()
             self._process = process
             process.send(folder, signatures[len(outcomes) :])
-            if process.read_answer(IMPORT_SECONDS) is None:
+            if process.get_answer(IMPORT_SECONDS) is None:
                 missing = len(signatures) - len(outcomes)
                 outcomes += [{"cannot": "torch cannot be imported"}] * missing
                 break
-            outcomes += self._read_outcomes(process, len(signatures) - len(outcomes))
+            outcomes += self._get_outcomes_of_process(process, len(signatures) - len(outcomes))
             self.end()
         return outcomes
 
-    def _read_outcomes(self, process: TrialProcess, count: int) -> list[Outcome]:
+    def _get_outcomes_of_process(self, process: TrialProcess, count: int) -> list[Outcome]:
         """The outcomes of one process: of all functions, or up to the function that it did not
         survive.
         """
         outcomes = list[Outcome]()
         while len(outcomes) < count:
-            answer = process.read_answer(self._seconds)
+            answer = process.get_answer(self._seconds)
             if answer is None:
-                outcomes.append(_lost(process.has_ended, self._seconds))
+                outcomes.append(_outcome_without_answer(process.has_ended, self._seconds))
                 break
             if "ended" in answer:
                 del answer["ended"]
@@ -185,7 +185,7 @@ class Trials:
         return outcomes
 
 
-def _lost(has_ended: bool, seconds: float) -> Outcome:
+def _outcome_without_answer(has_ended: bool, seconds: float) -> Outcome:
     if has_ended:
         return {
             "kind": "exit",
@@ -269,17 +269,17 @@ class _Declarations:
         has_ops = bool(source.text) and not is_ir(source.text)
         self._declared = gather(source, Diagnostics()).ops if has_ops else ()
 
-    def named(self, signature: "TrialSignature") -> "TrialSignature":
+    def get_signature_with_names(self, signature: "TrialSignature") -> "TrialSignature":
         """The signature with the operands' names in the plan."""
         from attrs import evolve
 
-        declared = self._of(signature)
+        declared = self._find_declaration(signature)
         if declared is None:
             return signature
         names = tuple(operand.name.name for operand in declared.operands if operand.dims)
         return evolve(signature, names=names)
 
-    def _of(self, signature: "TrialSignature") -> "UserOp | None":
+    def _find_declaration(self, signature: "TrialSignature") -> "UserOp | None":
         """The `op` that a call belongs to.
 
         Two may have one function, and differ in the dims in `over`.
@@ -299,7 +299,7 @@ class _Declarations:
         return wrong("E0222", message, span, label, outcome["help"])
 
     def _place(self, signature: "TrialSignature", op: "Op", outcome: Outcome) -> "tuple[Span, str]":
-        declared, wrong_name = self._of(signature), outcome["dim"]
+        declared, wrong_name = self._find_declaration(signature), outcome["dim"]
         if declared is None:
             return op.span, "called here"
         if outcome["kind"] == "along":

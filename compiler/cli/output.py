@@ -120,10 +120,10 @@ def show(text: str) -> None:
         return
     from rich.console import Console
 
-    Console(file=sys.stdout, highlight=False).print(styled(text), soft_wrap=True)
+    Console(file=sys.stdout, highlight=False).print(to_styled_text(text), soft_wrap=True)
 
 
-def styled(text: str) -> "Text":
+def to_styled_text(text: str) -> "Text":
     """The same text with styles."""
     from rich.text import Text
 

@@ -12,7 +12,7 @@ from .output import PLAN_WRONG, UsageError, put, show
 if TYPE_CHECKING:
     from ..analysis.hardware import Hardware
     from .planner import Goal, ModelFile
-    from .planner.search import Found
+    from .planner.search import SearchResult
 
 MARK = "Found by `scalec plan`"
 """Begins the plans that the command writes, which it overwrites."""
@@ -24,7 +24,7 @@ EXAMPLES = {"gpus": "--gpus 64", "cluster": "--cluster h100_sxm, or a file of fi
 def plan(options: Namespace) -> int:
     """`scalec plan`; returns the exit status."""
     from ..syntax.limits import load
-    from .planner import ModelFile, planned
+    from .planner import ModelFile, find_plans
     from .planner.report import as_json, print_plans
 
     file = ModelFile(load(options.model))
@@ -32,9 +32,9 @@ def plan(options: Namespace) -> int:
         return _sweep(options, file)
     goal, kept = _goal(options, file), keeps(options.keep)
     folder = options.output.parent if options.output else file.folder
-    result = planned(file, goal, kept, options.top, folder, _tell)
-    if not result.shown:
-        raise UsageError(_empty(result.found, options))
+    result = find_plans(file, goal, kept, options.top, folder, _tell)
+    if not result.table_plans:
+        raise UsageError(_empty(result.result, options))
     if options.json:
         import json
 
@@ -43,7 +43,7 @@ def plan(options: Namespace) -> int:
         show(print_plans(result))
     if options.output and result.text:
         put(options.output, result.text, "output", MARK, sys.stderr)
-    return 0 if result.found.fitting else PLAN_WRONG
+    return 0 if result.result.fitting else PLAN_WRONG
 
 
 def _tell(line: str) -> None:
@@ -53,14 +53,14 @@ def _tell(line: str) -> None:
 
 def _sweep(options: Namespace, file: "ModelFile") -> int:
     """The best plans at many points: a table, or files."""
-    from .planner.sweep import DEGREES, GOALS, csv, svg, swept
+    from .planner.sweep import DEGREES, GOALS, csv, find_points, svg
     from .planner.sweep import MARK as DRAWN
 
     axes = swept_axes(options.sweep)
     for name in axes:
         if name not in (*GOALS, *DEGREES, *file.sizes):
             raise UsageError(f"--sweep has no `{name}`: {_no_axis(name, file)}")
-    points = swept(
+    points = find_points(
         file,
         lambda values: _goal(Namespace(**{**vars(options), **values}), file),
         keeps(options.keep),
@@ -139,8 +139,8 @@ def _goal(options: Namespace, file: "ModelFile") -> "Goal":
             f"{gpus} GPUs are no whole number of nodes of {hardware.ranks_per_node}: see"
             " --gpus-per-node"
         )
-    global_batch = options.global_batch or file.said("global_batch")
-    seq = options.seq or file.said("seq")
+    global_batch = options.global_batch or file.find_train_number("global_batch")
+    seq = options.seq or file.find_train_number("seq")
     for name, size in (("global_batch", global_batch), ("seq", seq)):
         if size is None:
             raise UsageError(
@@ -153,11 +153,11 @@ def _hardware(cluster: str, path: Path | None, per_node: int | None) -> "Hardwar
     """The hardware of a file, or of data sheets.  Raises UsageError or PlanError."""
     from attrs import evolve
 
-    from ..analysis.hardware import load, named
+    from ..analysis.hardware import find_shipped_gpu, load
     from ..config.gpus import GPUS, help_for_gpu
     from ..syntax.diagnostics import listing
 
-    hardware = load(path) if path else named(cluster)
+    hardware = load(path) if path else find_shipped_gpu(cluster)
     if hardware is None:
         help = help_for_gpu(cluster) or f"known GPUs: {listing(GPUS)}; a file ends in .toml"
         raise UsageError(f"--cluster: there is no GPU `{cluster}`: {help}")
@@ -196,7 +196,7 @@ def keeps(text: str) -> dict[str, object]:
     return kept
 
 
-def _empty(result: "Found", options: Namespace) -> str:
+def _empty(result: "SearchResult", options: Namespace) -> str:
     """Why there is no plan at all: the step of thinning that left none, or the mistake in a plan
     that was tried.
     """

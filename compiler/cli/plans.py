@@ -21,11 +21,11 @@ Row = tuple[str, str, str, str]
 def plans(options: Namespace) -> None:
     """`scalec plans`."""
     from ..reports.summary import table
-    from ..syntax.package_data import SHIPPED, shipped_files
+    from ..syntax.package_data import SHIPPED, package_files
 
     heads: list[Row] = [("plan", "parameters", "ranks", "")]
     models: list[Row] = [("model", "parameters", "", "")]
-    for name, path in shipped_files().items():
+    for name, path in package_files().items():
         is_model = name.removeprefix(SHIPPED).startswith(MODELS)
         rows = models if is_model else heads
         rows.append(_row(name, path, is_model))

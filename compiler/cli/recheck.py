@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from attrs import evolve
 
 from .command import need
-from .compile import DTENSOR, Plan, read
+from .compile import DTENSOR, Plan, load_ir_program
 from .op_trials import trials
 from .output import UsageError
 
@@ -25,16 +25,19 @@ def recheck(folder: Path) -> str:
     Raises PlanError where a file differs from the plan's, UsageError if it is no output folder.
     """
     from ..analysis.certificate import NOT_EVALUATED
-    from ..emit.user_ops import copied
+    from ..emit.user_ops import get_copied_sources
     from ..reports.summary import headline
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
 
     account = _account(folder / "plan.json")
     script = load(folder / "train.py", most=MAX_WRITTEN_BYTES)
     plan = _plan(folder, account)
-    proof = plan.proved()
+    proof = plan.get_proof()
     emit, check = _target(account)
-    matched, modules = _matched(script, plan, check), copied(plan.program, folder)
+    matched, modules = (
+        _count_matched_ops(script, plan, check),
+        get_copied_sources(plan.program, folder),
+    )
     _compare_modules(modules, account)
     is_unverified = _values(account) == NOT_EVALUATED
     certified = None
@@ -46,7 +49,7 @@ def recheck(folder: Path) -> str:
         plan.model,
         certified,
         {name: module.text for name, module in modules.items()},
-        _tried(plan, folder, account),
+        _try_functions_again(plan, folder, account),
     )
     _compare(folder / "plan.json", account, json.loads(files["plan.json"]))
     _compare_text(script, files["train.py"])
@@ -67,7 +70,7 @@ def recheck(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def compiled(folder: Path) -> Plan:
+def load_compiled_plan(folder: Path) -> Plan:
     """The plan of an output folder, as its plan.json has it.
 
     Raises UsageError if it is no output folder, PlanError if its plan does not compile.
@@ -79,7 +82,7 @@ def _plan(folder: Path, account: dict[str, Any]) -> Plan:
     from ..passes import lower
     from ..syntax.source import Source
 
-    model = read(Source(str(folder / "plan.json"), "\n".join(account["model"]) + "\n"))
+    model = load_ir_program(Source(str(folder / "plan.json"), "\n".join(account["model"]) + "\n"))
     return Plan(Source(account["plan"], ""), model, lower(model))
 
 
@@ -117,7 +120,7 @@ def _was_kept(account: dict[str, Any]) -> bool:
     return isinstance(values, dict) and "evaluated" in values
 
 
-def _tried(plan: Plan, folder: Path, account: dict[str, Any]) -> "tuple[Tried, ...]":
+def _try_functions_again(plan: Plan, folder: Path, account: dict[str, Any]) -> "tuple[Tried, ...]":
     """The functions that the certificate says were tried, tried once more."""
     certificate: Any = account.get("certificate")
     if not isinstance(certificate, dict) or "tried" not in certificate:
@@ -143,7 +146,7 @@ def _target(account: dict[str, Any]) -> tuple[Callable[..., dict[str, str]], Che
     return emit, check
 
 
-def _matched(script: "Source", plan: Plan, check: Check) -> int:
+def _count_matched_ops(script: "Source", plan: Plan, check: Check) -> int:
     """The number of ops that train.py was matched to."""
     try:
         return check(script.text, plan.program)

@@ -20,8 +20,8 @@ from ..syntax.diagnostics import Diagnostic
 from ..syntax.source import Source, is_ir
 from .neighbours import (
     Change,
-    Changed,
-    changed,
+    ChangedPlan,
+    compile_with_changes,
     more_recomputation,
     more_sharding,
     more_stages,
@@ -47,7 +47,7 @@ def too_large(program: Program, model: Program, source: Source) -> Diagnostic | 
     memory = account(least)
     if fits(least, memory) is not False:
         return None
-    unchanged = _Remedy(Changed((), model, program), memory.needs, fits=False)
+    unchanged = _Remedy(ChangedPlan((), model, program), memory.needs, fits=False)
     return warning(least, memory, _help(unchanged, source))
 
 
@@ -55,7 +55,7 @@ def too_large(program: Program, model: Program, source: Source) -> Diagnostic | 
 class _Remedy:
     """A plan with some changes, and the bytes that a rank of it needs."""
 
-    plan: Changed
+    plan: ChangedPlan
     needs: float
     fits: bool
 
@@ -66,7 +66,7 @@ class _Remedy:
 
     def with_change(self, change: Change, source: Source) -> "_Remedy | None":
         """This one and a change more; None where that makes no plan."""
-        plan = changed(source, (*self.plan.changes, change))
+        plan = compile_with_changes(source, (*self.plan.changes, change))
         if plan is None:
             return None
         memory = account(smallest(plan.program))

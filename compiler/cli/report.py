@@ -37,7 +37,7 @@ def subject(path: Path, *, proved: bool, cached: bool = False, advised: bool = F
     from ..reports.html import Subject
 
     plan = load(path)
-    proof = plan.proved(cached=cached) if proved else None
+    proof = plan.get_proof(cached=cached) if proved else None
     result = Subject(plan.source, plan.model, plan.program, proof=proof)
     if advised and result.time:
         return _with_neighbours(result)
@@ -47,10 +47,10 @@ def subject(path: Path, *, proved: bool, cached: bool = False, advised: bool = F
 def _with_neighbours(subject: "Subject") -> "Subject":
     from attrs import evolve
 
-    from .advice import advised
+    from .advice import make_report_with_advice
 
     assert subject.time is not None, "report: advice on a time that is not known"
-    report = advised(subject.time, subject.model, subject.source)
+    report = make_report_with_advice(subject.time, subject.model, subject.source)
     return evolve(subject, neighbours=report.neighbours)
 
 

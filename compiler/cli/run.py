@@ -27,8 +27,8 @@ PLACES = ("tensorboard", "wandb")
 
 def run(options: Namespace) -> None:
     """`scalec run`."""
-    from ..reports.summary import launch
-    from .compile import resolved, write_program
+    from ..reports.summary import get_launch
+    from .compile import load_model, write_program
     from .op_trials import trials
 
     words = _words(options.rest, options.anew, options.max_restarts)
@@ -40,10 +40,10 @@ def run(options: Namespace) -> None:
     with trials(options.plan, options.try_functions and not is_compiled) as trial:
         plan = None
         if is_compiled:
-            how = _compiled(options.plan)
+            how = _launch_of_script(options.plan)
         else:
-            plan = resolved(options.plan)
-            how = launch(plan[1])
+            plan = load_model(options.plan)
+            how = get_launch(plan[1])
         if how.nodes > 1:
             raise UsageError(_several_nodes(options.plan, how.nodes))
         need("torch", "training")
@@ -109,7 +109,7 @@ def _words(arguments: Sequence[str], anew: bool, restarts: int) -> list[str]:
     return [*arguments] if chosen else ["--resume", "auto", *arguments]
 
 
-def _compiled(script: Path) -> "Launch":
+def _launch_of_script(script: Path) -> "Launch":
     """How a compiled program is started, by the plan.json beside it.  Raises UsageError."""
     import json
     from math import prod

@@ -19,7 +19,7 @@ from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, PlanError
 from ..syntax.limits import load
 from ..syntax.source import Source
-from .planner.plan_text import seen
+from .planner.plan_text import get_path_from
 from .plans import run_of
 
 BYTES = 256
@@ -77,11 +77,11 @@ class ModelOfPlan:
         text = f'use "{self.used}" {{ dims {{ {sizes} }} }}  {run_of(self.seq)}'
         return lower(resolve(Source("scaled.scale", text)), CHECKED)
 
-    def sized(self, target: int) -> Scaled | None:
+    def find_sizes(self, target: int) -> Scaled | None:
         """The sizes with about as many parameters as `target`; None where no sizes make a model."""
         below, above = None, None
         for dims in self._widths():
-            candidate = self._counted(dims)
+            candidate = self._to_scaled(dims)
             if candidate and candidate.parameters > target:
                 above = candidate
                 break
@@ -114,7 +114,7 @@ class ModelOfPlan:
                 sizes[name] = max(NARROWEST, round(size * scale / NARROWEST) * NARROWEST)
         return {name: sizes.get(name, size) for name, size in self.dims.items()}
 
-    def _counted(self, dims: Mapping[str, int]) -> Scaled | None:
+    def _to_scaled(self, dims: Mapping[str, int]) -> Scaled | None:
         try:
             return Scaled(dims, parameter_count(self.program(dims)))
         except PlanError:
@@ -124,14 +124,14 @@ class ModelOfPlan:
         """The same widths, with more or fewer layers where that is nearer."""
         depth = next((name for name in DEPTHS if name in self.dims), "")
         layers = scaled.dims.get(depth, 0)
-        deeper = self._counted({**scaled.dims, depth: layers + 1}) if layers else None
+        deeper = self._to_scaled({**scaled.dims, depth: layers + 1}) if layers else None
         if deeper is None:
             return scaled
         target_layers = layers + round(
             (target - scaled.parameters) / (deeper.parameters - scaled.parameters)
         )
         within = max(1, layers // MOST_TIMES, min(target_layers, MOST_TIMES * layers))
-        other = self._counted({**scaled.dims, depth: within}) or scaled
+        other = self._to_scaled({**scaled.dims, depth: within}) or scaled
         if abs(other.parameters - target) < abs(scaled.parameters - target):
             return other
         return scaled
@@ -151,7 +151,7 @@ def model_of(path: Path, seq: int) -> ModelOfPlan:
     Raises PlanError.
     """
     model = gather(load(path), Diagnostics()).model
-    used = seen(Path(model.name.span.path), path.parent)
+    used = get_path_from(Path(model.name.span.path), path.parent)
     rotary = _numbers(model, "const").get("rotary", 0)
     return ModelOfPlan(used, BIDIRECTIONAL in model.sees, _numbers(model, "dims"), seq, rotary)
 

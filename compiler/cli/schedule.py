@@ -143,7 +143,7 @@ def _time(name: str, value: str) -> float:
 
 def _picture(program: "Program", unit: bool, overrides: dict[str, float]) -> "Picture":
     """All stages alike, or as long as they are estimated to take, except for `overrides`."""
-    from ..analysis.stage_schedule import estimated
+    from ..analysis.stage_schedule import estimate_times
     from ..reports.schedule.picture import of_plan
     from ..schedules.timeline import Times
 
@@ -152,7 +152,7 @@ def _picture(program: "Program", unit: bool, overrides: dict[str, float]) -> "Pi
     if unit:
         times = Times.uniform(len(pipeline.stage_to_rank))
     else:
-        times = estimated(program, pipeline).rounded()
+        times = estimate_times(program, pipeline).round_times()
     for name, time in overrides.items():
         times = times.uniform_in(TIMES[name], time)
     unit_of_time = "" if unit or overrides else "forwards of the most expensive stage"

@@ -14,7 +14,7 @@ from .output import PLAN_WRONG, UsageError, show
 
 def verify(options: Namespace) -> int:
     """`scalec verify`; returns the exit status."""
-    modes = {"audit": _audit, "recheck": _recheck, "recorded": _recorded}
+    modes = {"audit": _audit, "recheck": _recheck, "recorded": _verify_recorded}
     chosen = [mode for mode in modes if getattr(options, mode)]
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]} exclude each other: choose one")
@@ -29,7 +29,7 @@ def verify(options: Namespace) -> int:
 def _plan(path: Path) -> int:
     began = perf_counter()
     plan = load(path)
-    proof = plan.proved()
+    proof = plan.get_proof()
     show(f"equal  {_headline(plan)}\n\n{proof.lines()}\n{'time':<9} {perf_counter() - began:.2f} s")
     return 0
 
@@ -38,7 +38,7 @@ def _two(first: Path, second: Path) -> int:
     from ..proof.compare_plans import COMPARED, NOT_COMPARED, hold_alike, unlike
 
     plans = load(first), load(second)
-    proofs = [plan.proved() for plan in plans]
+    proofs = [plan.get_proof() for plan in plans]
     hold_alike(plans[0].model, plans[1].model)
     print(f"equal  {first} and {second} make the same update\n")
     for plan, proof in zip(plans, proofs, strict=True):
@@ -60,13 +60,13 @@ def _audit(path: Path) -> int:
     from ...testing.audit import audit
 
     plan = load(path)
-    plan.proved()
+    plan.get_proof()
     result = audit(plan.program, plan.model)
     show("\n".join(result.lines()))
     return 0 if result.passed else PLAN_WRONG
 
 
-def _recorded(folder: Path) -> int:
+def _verify_recorded(folder: Path) -> int:
     from ..proof.recorded import compare
     from ..proof.recorded.files import RecordError
 

@@ -66,29 +66,29 @@ CALL = object()
 class Part:
     """A section within the section, any number of them, or one that is written as a call."""
 
-    of: type[Settings]
+    section_class: type[Settings]
     form: Literal["section", "sections", "call"]
 
     @property
     def example(self) -> str:
         """How such a section begins."""
-        return self._written("", "…")
+        return self.get_text("", "…")
 
     def example_of(self, field: "Field") -> str:
         """How such a section sets one of its fields."""
         if self.form == "call":
-            return self._written(field.variant, f"{field.key}=…")
+            return self.get_text(field.variant, f"{field.key}=…")
         if isinstance(field.what, Part):
-            return self._written(field.variant, field.what.example)
-        return self._written(field.variant, f"{field.key} = …")
+            return self.get_text(field.variant, field.what.example)
+        return self.get_text(field.variant, f"{field.key} = …")
 
-    def _written(self, name: str, inside: str) -> str:
-        _, heading = heading_of(self.of)
+    def get_text(self, name: str, inside: str) -> str:
+        _, heading = heading_of(self.section_class)
         if not name and heading is not None:
             name = heading.example
         if self.form == "call":
-            return f"{self.of.SECTION} = {name}({inside})"
-        return " ".join(filter(None, (self.of.SECTION, name, f"{{ {inside} }}")))
+            return f"{self.section_class.SECTION} = {name}({inside})"
+        return " ".join(filter(None, (self.section_class.SECTION, name, f"{{ {inside} }}")))
 
 
 @frozen
@@ -111,7 +111,7 @@ class Field:
     def key(self) -> str:
         """The name of the field in a plan: `group` for the instance's `groups`."""
         if isinstance(self.what, Part):
-            return self.what.of.SECTION
+            return self.what.section_class.SECTION
         return self.name
 
     def belongs(self, heading: str) -> bool:

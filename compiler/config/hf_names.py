@@ -49,7 +49,7 @@ class HFWeight:
 
     param: str
     tensor: str
-    transposed: bool = False
+    is_transposed: bool = False
     part: int = 0
     parts: int = 1
     interleaved: int = 0
@@ -67,7 +67,7 @@ class HFWeight:
         return tuple(indices)
 
 
-def read_names(
+def parse_names(
     section: Section, diagnostics: Diagnostics, numbers: Numbers
 ) -> tuple[HFWeight, ...]:
     """The entries of `names hf { … }`, with dims and constants from `numbers`; mistakes are
@@ -90,7 +90,7 @@ def read_names(
     return tuple(weights.values())
 
 
-def shifted(stored: HFWeight, starts: Sequence[int]) -> HFWeight:
+def move_indices(stored: HFWeight, starts: Sequence[int]) -> HFWeight:
     """The entry of a parameter whose repeats, outermost first, begin at these indices of the
     file's.
     """
@@ -119,7 +119,7 @@ def show_names(names: Iterable[HFWeight]) -> str:
     lines = ["names hf {"]
     for weight in names:
         text = f'"{weight.tensor}"'
-        if weight.transposed:
+        if weight.is_transposed:
             text = f"transposed({text})"
         if weight.parts > 1:
             text = f"part({text}, {weight.part}, {weight.parts})"

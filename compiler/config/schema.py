@@ -11,7 +11,7 @@ import attrs
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, PlanError, did_you_mean, listing, nearest, wrong
 from ..syntax.source import Span
-from ..syntax.synonyms import help_for_heading, said_elsewhere, setting_meant
+from ..syntax.synonyms import find_setting, help_for_heading, help_for_setting
 from .fields import Field, Part, Settings, fields_of, heading_of
 from .settings import Cluster, Flow, Pipelining, Train, Watch
 from .values import Selection, Size, Value, record, unfit
@@ -21,7 +21,7 @@ S = TypeVar("S", bound=Settings)
 # ---- reading
 
 
-def read(
+def parse_section(
     cls: type[S], section: tree.Section, diagnostics: Diagnostics, *checks: Callable[[S], object]
 ) -> S | None:
     """The settings in `section`; None if there are mistakes in it or a check finds any, which
@@ -29,7 +29,7 @@ def read(
     """
     mistakes = Diagnostics()
     with diagnostics.catch():
-        instance = _Reader(cls, section, mistakes).read()
+        instance = _Reader(cls, section, mistakes).get_instance()
         for check in checks:
             with mistakes.catch():
                 check(instance)
@@ -53,7 +53,7 @@ class _Reader:
         self._first: dict[str, Span] = {}
         self._meant: set[str] = set()
 
-    def read(self) -> Any:
+    def get_instance(self) -> Any:
         """The instance, worthless if there were mistakes."""
         self._heading()
         for entry in self._section.entries:
@@ -133,10 +133,10 @@ class _Reader:
 
         The setting that it probably means counts as set, so that it is not reported as missing.
         """
-        word, near = setting_meant(key.name), nearest(key.name, keys)
+        word, near = find_setting(key.name), nearest(key.name, keys)
         if word in keys:
-            near, help = word, f"it is called {self._described(word)}"
-        elif elsewhere := said_elsewhere(key.name):
+            near, help = word, f"it is called {self._get_description(word)}"
+        elif elsewhere := help_for_setting(key.name):
             help = elsewhere
         elif example := _example(self._cls, word):
             help = f"write `{example}`"
@@ -147,7 +147,7 @@ class _Reader:
         self._meant.add(near)
         return wrong("E0401", f"`{self._title}` has no setting `{key}`", key.span, help=help)
 
-    def _described(self, key: str) -> str:
+    def _get_description(self, key: str) -> str:
         field = next(field for field in fields_of(self._cls) if field.key == key)
         if isinstance(field.what, Part):
             return f"`{key}`, as in `{field.what.example}`"
@@ -160,11 +160,13 @@ class _Reader:
                 message = f"`{field.key}` is not done every few steps"
                 raise _wrong_form(message, entry, f"write `{field.key} = …`")
             case Value() as value, tree.Setting():
-                return value.read(entry.key, entry.value)
-            case Part(of=section_class, form="call"), tree.Setting():
-                return read(section_class, _as_section(entry, section_class), self._diagnostics)
-            case Part(of=section_class, form="section" | "sections"), tree.Section():
-                return read(section_class, entry, self._diagnostics)
+                return value.get_value(entry.key, entry.value)
+            case Part(section_class=section_class, form="call"), tree.Setting():
+                return parse_section(
+                    section_class, _as_section(entry, section_class), self._diagnostics
+                )
+            case Part(section_class=section_class, form="section" | "sections"), tree.Section():
+                return parse_section(section_class, entry, self._diagnostics)
             case Part(form="section" | "sections") as part, _:
                 raise _wrong_form(f"`{field.key}` is a section", entry, f"write `{part.example}`")
             case _:
@@ -175,11 +177,11 @@ def _example(cls: type[Settings], key: str) -> str:
     """How `key` is written in a section inside sections of `cls` that has it; "" if none has."""
     parts = [field.what for field in fields_of(cls) if isinstance(field.what, Part)]
     for part in parts:
-        for field in fields_of(part.of):
+        for field in fields_of(part.section_class):
             if field.key == key:
                 return part.example_of(field)
     for part in parts:
-        if example := _example(part.of, key):
+        if example := _example(part.section_class, key):
             return example
     return ""
 
@@ -213,7 +215,7 @@ def _as_section(setting: tree.Setting, cls: type[Settings]) -> tree.Section:
 # ---- showing
 
 
-def show(instance: Settings) -> str:
+def print_section(instance: Settings) -> str:
     """The settings as plan text, which reads back to an equal instance; unset settings are left
     out.
     """
@@ -270,7 +272,7 @@ def _name(instance: Settings) -> str:
 # ---- comparing
 
 
-def differing(first: Settings, second: Settings) -> Iterator[tuple[str, str, str]]:
+def find_differences(first: Settings, second: Settings) -> Iterator[tuple[str, str, str]]:
     """The settings that two sections of a kind have with different values, and how each of the
     two writes it.
     """
@@ -280,16 +282,16 @@ def differing(first: Settings, second: Settings) -> Iterator[tuple[str, str, str
         value, other = getattr(first, field.name), getattr(second, field.name)
         match field.what:
             case Part(form="section" | "call"):
-                yield from differing(value, other)
+                yield from find_differences(value, other)
             case Part():
-                yield from _differing_parts(value, other)
+                yield from _find_differences_of_parts(value, other)
             case what if value != other:
-                yield field.key, _said(what, value), _said(what, other)
+                yield field.key, _value_text(what, value), _value_text(what, other)
             case _:
                 pass
 
 
-def _differing_parts(
+def _find_differences_of_parts(
     first: Sequence[Settings], second: Sequence[Settings]
 ) -> Iterator[tuple[str, str, str]]:
     """The settings that differ in sections that may be there several times, by their names."""
@@ -297,7 +299,7 @@ def _differing_parts(
     for key in dict.fromkeys((*first_parts, *second_parts)):
         part, other = first_parts.get(key), second_parts.get(key)
         if part and other:
-            for name, words, other_words in differing(part, other):
+            for name, words, other_words in find_differences(part, other):
                 yield f"{key} {name}", words, other_words
         else:
             yield key, "set" if part else "unset", "set" if other else "unset"
@@ -307,7 +309,7 @@ def _parts_by_name(parts: Sequence[Settings]) -> dict[str, Settings]:
     return {f"{part.SECTION} {_name(part)}": part for part in parts}
 
 
-def _said(what: Value, value: Any) -> str:
+def _value_text(what: Value, value: Any) -> str:
     return "unset" if value is None else what.show(value)
 
 
@@ -342,7 +344,9 @@ def _classes(classes: tuple[type[Settings], ...]) -> dict[type[Settings], None]:
     """The classes and the classes of their parts; each class is before the classes of its parts."""
     all_classes = dict[type[Settings], None]()
     for cls in classes:
-        parts = tuple(field.what.of for field in fields_of(cls) if isinstance(field.what, Part))
+        parts = tuple(
+            field.what.section_class for field in fields_of(cls) if isinstance(field.what, Part)
+        )
         all_classes |= {cls: None} | _classes(parts)
     return all_classes
 
@@ -365,7 +369,7 @@ def _object(cls: type[Settings]) -> dict[str, Any]:
 def _property(cls: type[Settings], field: Field) -> dict[str, Any]:
     """The schema of a field."""
     if isinstance(field.what, Part):
-        part = {"$ref": f"#/$defs/{field.what.of.__name__}"}
+        part = {"$ref": f"#/$defs/{field.what.section_class.__name__}"}
         if field.what.form == "sections":
             return {"type": "array", "items": part}
         return part

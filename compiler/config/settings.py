@@ -148,7 +148,7 @@ class Optimizer(Settings):
             return group
         return evolve(group, weight_decay=self.weight_decay)
 
-    def grouped(self, params: Iterable[str]) -> dict[ParamGroup, list[str]]:
+    def params_by_group(self, params: Iterable[str]) -> dict[ParamGroup, list[str]]:
         """Parameters by the settings that they share."""
         params_by_group: dict[ParamGroup, list[str]] = {}
         for name in params:
@@ -305,7 +305,7 @@ class Watch(Settings):
         return self.spikes.deviations if isinstance(self.spikes, Skip) else self.spikes
 
     @property
-    def limited(self) -> float | None:
+    def get_loss_limit(self) -> float | None:
         """The same, if the step of a spike is skipped."""
         return self.deviations if isinstance(self.spikes, Skip) else None
 

@@ -12,7 +12,7 @@ def amount(size: int) -> str:
     return f"{size / 1024:,.1f} {units[0]}"
 
 
-def counted(number: int, noun: str) -> str:
+def count_words(number: int, noun: str) -> str:
     """For instance `1 rank`, `2 ranks`, `3 microbatches`."""
     if number == 1:
         return f"{number:,} {noun}"

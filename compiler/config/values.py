@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from ..syntax import tree
 from ..syntax.diagnostics import PlanError, did_you_mean, listing, wrong
-from ..syntax.synonyms import help_for_form, value_meant
+from ..syntax.synonyms import find_value, help_for_form
 
 Json = Mapping[str, Any]
 """A JSON Schema of a value as `plan.json` has it (2020-12)."""
@@ -95,7 +95,7 @@ class Value:
             schema.update(bound.json)
         return schema
 
-    def read(self, key: tree.Name, expr: tree.Expr) -> Any:
+    def get_value(self, key: tree.Name, expr: tree.Expr) -> Any:
         """The value of an expression.  Raises PlanError if it does not fit."""
         value = self.parse(key, expr)
         if value is None:
@@ -115,7 +115,7 @@ def unfit(key: tree.Name, expr: tree.Expr, takes: str, help: str = "") -> PlanEr
     return wrong("E0404", f"`{key}` takes {takes}, not {noun}", expr.span, help=help)
 
 
-def spelled(expr: tree.Expr) -> str:
+def help_for_digits(expr: tree.Expr) -> str:
     """Help for a whole number that is not written in digits; "" for others."""
     match expr:
         case tree.Number(value=value, unit=unit) if unit.casefold() in POWERS:
@@ -160,7 +160,7 @@ _INTEGER, _REAL, _STRING = {"type": "integer"}, {"type": "number"}, {"type": "st
 
 def whole(bound: Bound = NOT_NEGATIVE, takes: str = "an integer") -> Value:
     """An integer."""
-    return Value(takes, _whole, bounds=(INT64, bound), help=spelled, json=_INTEGER)
+    return Value(takes, _whole, bounds=(INT64, bound), help=help_for_digits, json=_INTEGER)
 
 
 def real(bound: Bound, takes: str = "a number") -> Value:
@@ -190,11 +190,11 @@ def _bytes(_: tree.Name, expr: tree.Expr) -> int | None:
 
 def _count_or_bytes(key: tree.Name, expr: tree.Expr) -> int | Size:
     if _bytes(key, expr) is None:
-        return whole(AT_LEAST_1, COUNT_OR_BYTES.takes).read(key, expr)
-    return Size(BYTES.read(key, expr))
+        return whole(AT_LEAST_1, COUNT_OR_BYTES.takes).get_value(key, expr)
+    return Size(BYTES.get_value(key, expr))
 
 
-def _sized(size: int) -> str:
+def _size_text(size: int) -> str:
     unit = next(unit for unit, factor in UNITS.items() if size % factor == 0)
     return f"{size // UNITS[unit]}{unit}"
 
@@ -202,12 +202,12 @@ def _sized(size: int) -> str:
 _SIZES = f"a size is a whole number above 0 and one of {listing(UNITS)}"
 _IN_BYTES = _INTEGER | {"minimum": 1}
 BYTES = Value(
-    "a size, as in `25MiB`", _bytes, _sized, (INT64,), help=lambda _: _SIZES, json=_IN_BYTES
+    "a size, as in `25MiB`", _bytes, _size_text, (INT64,), help=lambda _: _SIZES, json=_IN_BYTES
 )
 COUNT_OR_BYTES = Value(
     "an integer or a size, as in `40GiB`",
     _count_or_bytes,
-    lambda value: _sized(value.bytes) if isinstance(value, Size) else str(value),
+    lambda value: _size_text(value.bytes) if isinstance(value, Size) else str(value),
     json={"anyOf": [_IN_BYTES, record({"bytes": _IN_BYTES}, "bytes")]},
 )
 
@@ -215,13 +215,13 @@ COUNT_OR_BYTES = Value(
 def _size_or_auto(key: tree.Name, expr: tree.Expr) -> int | str | None:
     if isinstance(expr, tree.Name) and expr.name == AUTO:
         return AUTO
-    return None if _bytes(key, expr) is None else BYTES.read(key, expr)
+    return None if _bytes(key, expr) is None else BYTES.get_value(key, expr)
 
 
 BYTES_OR_AUTO = Value(
     f"a size, as in `25MiB`, or `{AUTO}`",
     _size_or_auto,
-    lambda value: value if value == AUTO else _sized(value),
+    lambda value: value if value == AUTO else _size_text(value),
     help=lambda _: _SIZES,
     json={"anyOf": [_IN_BYTES, {"const": AUTO}]},
 )
@@ -245,11 +245,11 @@ SKIP = "skip"
 def _number_or_skip(key: tree.Name, expr: tree.Expr) -> float | Skip | None:
     match expr:
         case tree.Call(name=tree.Name(name=name), args=(deviations,), kwargs=()) if name == SKIP:
-            return Skip(real(POSITIVE).read(key, deviations))
+            return Skip(real(POSITIVE).get_value(key, deviations))
         case _ if _number(key, expr) is None:
             return None
         case _:
-            return real(POSITIVE).read(key, expr)
+            return real(POSITIVE).get_value(key, expr)
 
 
 _MOST = real(POSITIVE).schema
@@ -263,7 +263,7 @@ NUMBER_OR_SKIP = Value(
 # ---- lists
 
 
-def listed(item: Value, takes: str, length: int | None = None, empty: bool = False) -> Value:
+def list_of(item: Value, takes: str, length: int | None = None, empty: bool = False) -> Value:
     """A list of `length` items, or of one or more; with `empty`, an empty one has an error of
     its own.
     """
@@ -272,7 +272,7 @@ def listed(item: Value, takes: str, length: int | None = None, empty: bool = Fal
         if empty and isinstance(expr, tree.List) and not expr.items:
             raise wrong("E0405", f"`{key}` is empty", expr.span)
         if isinstance(expr, tree.List) and expr.items and length in (None, len(expr.items)):
-            return tuple(item.read(key, item_expr) for item_expr in expr.items)
+            return tuple(item.get_value(key, item_expr) for item_expr in expr.items)
         return None
 
     json = {"type": "array", "items": item.schema, "minItems": length or 1}
@@ -283,10 +283,10 @@ def listed(item: Value, takes: str, length: int | None = None, empty: bool = Fal
 
 def pair(bound: Bound) -> Value:
     """Two numbers."""
-    return listed(real(bound), "two numbers, as in `[0.9, 0.95]`", length=2)
+    return list_of(real(bound), "two numbers, as in `[0.9, 0.95]`", length=2)
 
 
-COUNTS = listed(whole(takes="integers"), "a list of integers, as in `[9, 10, 10, 9]`")
+COUNTS = list_of(whole(takes="integers"), "a list of integers, as in `[9, 10, 10, 9]`")
 
 
 # ---- words
@@ -299,7 +299,7 @@ def one_of(*choices: str) -> Value:
         if not isinstance(expr, tree.Name):
             return None
         if expr.name not in choices:
-            near = did_you_mean(value_meant(key.name, expr.name), choices)
+            near = did_you_mean(find_value(key.name, expr.name), choices)
             help = near or help_for_form(key.name) or f"it is one of {listing(choices)}"
             raise wrong("E0404", f"`{key}` cannot be `{expr}`", expr.span, help=help)
         return expr.name
@@ -322,7 +322,7 @@ class Selection:
             arguments.append(str(self.number))
         arguments.extend(self.names)
         if self.memory is not None:
-            arguments.append(f"memory={_sized(self.memory)}")
+            arguments.append(f"memory={_size_text(self.memory)}")
         if not arguments:
             return self.word
         return f"{self.word}({', '.join(arguments)})"
@@ -374,7 +374,7 @@ class _SelectionForms:
             return Selection(name)
         if error := self._wrong_arguments(name, expr):
             raise error
-        help = did_you_mean(value_meant(key.name, name), (*self.words, AUTO))
+        help = did_you_mean(find_value(key.name, name), (*self.words, AUTO))
         help = help or f"it is one of {self.choices}"
         raise wrong("E0404", f"`{key}` cannot be `{name}`", expr.span, help=help)
 
@@ -388,7 +388,7 @@ class _SelectionForms:
     ) -> Selection | None:
         match args, kwargs:
             case (), (memory,) if (name, memory.key.name) == BY_MEMORY:
-                return Selection(AUTO, memory=BYTES.read(memory.key, memory.value))
+                return Selection(AUTO, memory=BYTES.get_value(memory.key, memory.value))
             case (_, *_), () if name == self.with_names:
                 return Selection(name, _names(key, args))
             case (tree.Number(value=int() as number, unit=""), tree.Name(), *_), () if (
@@ -423,7 +423,7 @@ _NAME = Value("names", lambda _, expr: expr.name if isinstance(expr, tree.Name) 
 
 def _names(key: tree.Name, args: Sequence[tree.Expr]) -> tuple[str, ...]:
     """The names that are arguments of a call, each once."""
-    return tuple(dict.fromkeys(_NAME.read(key, arg) for arg in args))
+    return tuple(dict.fromkeys(_NAME.get_value(key, arg) for arg in args))
 
 
 # ---- strings
@@ -443,8 +443,8 @@ def strings(*names: str) -> Value:
                 return expr.name if isinstance(expr, tree.Name) and expr.name in names else None
 
     takes = "strings" + "".join(f" or `{name}`" for name in names)
-    item = Value(takes, parse, lambda text: text if text in names else _quoted(text), json=_STRING)
-    return listed(item, 'a list, as in `["corpus/*.txt"]`', empty=True)
+    item = Value(takes, parse, lambda text: text if text in names else _quote(text), json=_STRING)
+    return list_of(item, 'a list, as in `["corpus/*.txt"]`', empty=True)
 
 
 def _word(_: tree.Name, expr: tree.Expr) -> str | None:
@@ -467,13 +467,13 @@ def _text(key: tree.Name, expr: tree.Expr) -> str | None:
 
 def _token(key: tree.Name, expr: tree.Expr) -> int | str:
     if not isinstance(expr, tree.String):
-        return int(real(TOKEN_ID, TOKEN.takes).read(key, expr))
+        return int(real(TOKEN_ID, TOKEN.takes).get_value(key, expr))
     if len(expr.value.encode()) == 1:
         return expr.value
     raise wrong("E0404", f"`{key}` is one byte, not {len(expr.value.encode())}", expr.span)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
     return f'"{"".join(escapes.get(character, character) for character in text)}"'
 
@@ -481,18 +481,18 @@ def _quoted(text: str) -> str:
 WORD = Value(
     "a name",
     _word,
-    lambda text: text if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) else _quoted(text),
+    lambda text: text if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) else _quote(text),
     json=_STRING,
 )
 """A name, in quotes where it is not made of letters, digits and underscores."""
 
-TEXT = Value("a string", _text, _quoted, json=_STRING | {"minLength": 1})
+TEXT = Value("a string", _text, _quote, json=_STRING | {"minLength": 1})
 """A string that is not empty."""
 
 TOKEN = Value(
     'a token, as 103 or "\\n"',
     _token,
-    lambda token: _quoted(token) if isinstance(token, str) else str(token),
+    lambda token: _quote(token) if isinstance(token, str) else str(token),
     json={
         "anyOf": [
             _INTEGER | {"minimum": 0, "exclusiveMaximum": 2**32},

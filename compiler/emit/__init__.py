@@ -10,7 +10,7 @@ from ..analysis.certificate import Proof, Tried
 from ..analysis.elastic import every_size
 from ..ir import Program
 from ..syntax.source import Source
-from .plan_json import known_by, known_unpadded, plan_json
+from .plan_json import get_model_hash, get_unpadded_hash, plan_json
 from .readback import check, check_files
 from .train_py import program_files
 
@@ -31,8 +31,8 @@ def emit(
     """
     model = model or program
     copies = modules or {}
-    model_hash = known_by(model)
-    files = program_files(program, source, proof, model_hash, known_unpadded(model), tried)
+    model_hash = get_model_hash(model)
+    files = program_files(program, source, proof, model_hash, get_unpadded_hash(model), tried)
     check_files(files)
     # the one text has to match the IR at every size of an elastic axis
     matched = min(check(files["train.py"], sized) for sized in every_size(program))

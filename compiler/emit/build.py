@@ -53,7 +53,7 @@ def _groups(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> li
     for weights in products(program):
         product_of_weight |= dict.fromkeys(weights, weights)
     groups = list[str]()
-    for group, params in program.train.optimizer.grouped(bucket.params).items():
+    for group, params in program.train.optimizer.params_by_group(bucket.params).items():
         # a product of several weights is one entry, at its first weight
         entries = dict.fromkeys(product_of_weight.get(param, (param,)) for param in params)
         pattern_lists = list[list[str]]()

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ..analysis.bucket_layout import stored_shape
+from ..analysis.bucket_layout import get_stored_shape
 from ..config.hf_names import HFWeight
 from ..ir import Buffer, Param, Program
 from .hf_names import entry, own_name, repeats
@@ -63,7 +63,7 @@ def table(content: Mapping[str, Any]) -> Table:
     )
 
 
-def unnamed(program: Program, table_of_names: Table) -> list[str]:
+def find_unnamed_tensors(program: Program, table_of_names: Table) -> list[str]:
     """The tensors of Hugging Face's files that have no name in a table."""
     if not table_of_names.tensors:
         return []
@@ -76,19 +76,19 @@ def checkpoint_names(program: Program, table_of_names: Table | None) -> str:
     own.
     """
     patterns = model_classes(program).patterns
-    shapes = {param.name: stored_shape(program, param) for param in program.stored}
+    shapes = {param.name: get_stored_shape(program, param) for param in program.params_and_buffers}
     copies: dict[str, str] = {}
     if table_of_names:
-        names = tuple(_renamed(program, table_of_names))
+        names = tuple(_to_names_of_table(program, table_of_names))
         renamed = evolve(program, names=names)
-        weights = {weight.param: _stacked(entry(weight, renamed)) for weight in names}
+        weights = {weight.param: _to_stacked_place(entry(weight, renamed)) for weight in names}
         tensors = {weight.tensor for weight in names}
         for copy, first in table_of_names.copies.items():
             if copy not in tensors and first in tensors:
                 copies[copy] = first
     else:
         weights = dict[str, dict[str, Any]]()
-        for param in program.stored:
+        for param in program.params_and_buffers:
             tensor = own_name(patterns[param.name])
             weights[param.name] = {"tensor": tensor, "shape": shapes[param.name]}
             if isinstance(param, Buffer):
@@ -110,11 +110,11 @@ def _general(tensor: str) -> str:
     return _INDEX.sub("{}", tensor)
 
 
-def _renamed(program: Program, table: Table) -> Iterable[HFWeight]:
+def _to_names_of_table(program: Program, table: Table) -> Iterable[HFWeight]:
     """The places of a plan's parameters in a folder with names of a table, which has them all."""
     if not table.tensors:
         return program.names
-    params = {param.name: param for param in program.stored}
+    params = {param.name: param for param in program.params_and_buffers}
     tensors = {table.tensors[_general(weight.tensor)] for weight in program.names}
     interleaved = () if table.unless in tensors else table.interleaved
     places = list[HFWeight]()
@@ -134,7 +134,7 @@ def _as_named(
     return evolve(weight, tensor=_INDEX.sub(lambda _: next(indices), name), interleaved=head)
 
 
-def _stacked(place: dict[str, Any]) -> dict[str, Any]:
+def _to_stacked_place(place: dict[str, Any]) -> dict[str, Any]:
     """A place without an index for experts becomes one tensor of all of them."""
     if "each" not in place or f"{{{place['each'][0]}}}" in place["tensor"]:
         return place

@@ -20,10 +20,10 @@ from .naming import (
     WIDTH,
     call,
     class_name,
-    exploded,
-    filled,
+    companion_call,
+    explode,
+    fill_lines,
     literal,
-    read_beside,
     singular,
 )
 from .user_ops import modules
@@ -77,7 +77,7 @@ def kernel_lines(program: Program) -> list[str]:
     head = f"# Triton kernels with tiles for {chip(program)}; elsewhere torch does the same."
     return [
         head,
-        f"TILES = {read_beside('read_tiles', file, 0)}",
+        f"TILES = {companion_call('read_tiles', file, 0)}",
         *map(_kernel, kernels_of(program)),
     ]
 
@@ -97,7 +97,7 @@ def stage_lines(program: Program) -> list[str]:
     all_stages, layers = stages(program, pipeline), list[str]()
     for i, dim in enumerate(pipeline.dims):
         ranges = [_range(stage.layers[i]) for stage in all_stages]
-        layers.append(filled(f"{literal(dim)}: ", ranges, 4))
+        layers.append(fill_lines(f"{literal(dim)}: ", ranges, 4))
     entries = [f"    {entry}," for entry in layers]
     return ["LAYERS_OF_STAGE = {  # by repeat", *entries, f"}}{_as_it_is(layers)}"]
 
@@ -109,12 +109,12 @@ def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
     largest, *others = _files_of_sizes(program)
     arguments = [
         literal(pipeline.axis),
-        filled("stage_to_rank=", [*map(str, pipeline.stage_to_rank)], 4),
-        _carried(program, pipeline, sizes),
-        *(f"{key}={read_beside('read_schedule', file)}" for key, file in largest.items()),
+        fill_lines("stage_to_rank=", [*map(str, pipeline.stage_to_rank)], 4),
+        _stage_inputs(program, pipeline, sizes),
+        *(f"{key}={companion_call('read_schedule', file)}" for key, file in largest.items()),
         *_smaller(program, others),
     ]
-    return exploded("PIPELINE = Pipeline", arguments, 0) + _as_it_is(arguments[1:2])
+    return explode("PIPELINE = Pipeline", arguments, 0) + _as_it_is(arguments[1:2])
 
 
 def _as_it_is(tuples: Iterable[str]) -> str:
@@ -160,8 +160,8 @@ def _smaller(program: Program, files: Sequence[dict[str, dict[str, str]]]) -> It
         return
     lines = ["smaller={  # by their microbatches, where nodes are lost"]
     for sized, files_of_size in zip(every_size(program)[1:], files, strict=True):
-        reads = [read_beside("read_schedule", file, 12) for file in files_of_size.values()]
-        lines.append(f"        {exploded(f'{sized.size(MICROBATCHES)}: ', reads, 8)},")
+        reads = [companion_call("read_schedule", file, 12) for file in files_of_size.values()]
+        lines.append(f"        {explode(f'{sized.size(MICROBATCHES)}: ', reads, 8)},")
     yield "\n".join([*lines, "    }"])
 
 
@@ -169,7 +169,7 @@ def _range(layers: range) -> str:
     return f"range({layers.start}, {layers.stop})"
 
 
-def _carried(program: Program, pipeline: Pipeline, sizes: Mapping[str, str]) -> str:
+def _stage_inputs(program: Program, pipeline: Pipeline, sizes: Mapping[str, str]) -> str:
     """The values that cross, in order.
 
     Where they differ between cuts, each has the numbers of the cuts that it crosses.

@@ -71,7 +71,9 @@ class Context:
 
 def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
     """The expression that computes `op` from the expressions of its operands."""
-    target_writers = {} if context.target.local else {"coerce": _coerced, "call": _on_each_rank}
+    target_writers = (
+        {} if context.target.local else {"coerce": _redistribution, "call": _on_each_rank}
+    )
     writer = target_writers.get(op.kind) or WRITERS.get(op.kind, _call)
     text, binds = writer(op, operands, context)
     reads, ops = list[str](), list[Op]()
@@ -93,7 +95,7 @@ def as_call(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
         to = placements(op.outputs[0].type, context.program)
         return evolve(expr, text=f"DTensor.redistribute({operands[0].text}, placements={to})")
     if function := FUNCTIONS.get(op.kind):
-        texts = (_aligned(op, i, SUM, operand, context) for i, operand in enumerate(operands))
+        texts = (_align(op, i, SUM, operand, context) for i, operand in enumerate(operands))
         return evolve(expr, text=f"{function}({', '.join(texts)})", binds=ATOM)
     return expr
 
@@ -133,7 +135,7 @@ def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"{context.target.function(op, context.program)}({', '.join(arguments)})", ATOM
 
 
-def _coerced(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+def _redistribution(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """A coercion as a change of a DTensor's placements."""
     to, (source, target) = placements(op.outputs[0].type, context.program), ends(op)
     if target.kind is Kind.PARTIAL:
@@ -188,10 +190,10 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    text = _aligned(op, 0, SUM, operands[0], context)
+    text = _align(op, 0, SUM, operands[0], context)
     for i, operand in enumerate(operands[1:], start=1):
         sign = "-" if operand.negates else "+"
-        text += f" {sign} {_aligned(op, i, PRODUCT, operand.negates or operand, context)}"
+        text += f" {sign} {_align(op, i, PRODUCT, operand.negates or operand, context)}"
     return text, SUM
 
 
@@ -215,14 +217,14 @@ def _shift(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _div(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    left = _aligned(op, 0, PRODUCT, operands[0], context)
-    right = _aligned(op, 1, ATOM, operands[1], context)
+    left = _align(op, 0, PRODUCT, operands[0], context)
+    right = _align(op, 1, ATOM, operands[1], context)
     return f"{left} / {right}", PRODUCT
 
 
 def _mul(op: Op, operands: Sequence[Expr], context: Context) -> Written:
-    left = _aligned(op, 0, PRODUCT, operands[0], context)
-    right = _aligned(op, 1, ATOM, operands[1], context)
+    left = _align(op, 0, PRODUCT, operands[0], context)
+    right = _align(op, 1, ATOM, operands[1], context)
     return f"{left} * {right}", PRODUCT
 
 
@@ -231,11 +233,11 @@ def _concat(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     texts = list[str]()
     for i, name in enumerate(op.inputs):
         last = context.types(name).dims[-1]
-        texts.append(_aligned(op, i, SUM, operands[i], context, (*before, last)))
+        texts.append(_align(op, i, SUM, operands[i], context, (*before, last)))
     return f"{context.target.function(op, context.program)}({', '.join(texts)})", ATOM
 
 
-def _aligned(
+def _align(
     op: Op,
     index: int,
     binds: int,
@@ -268,7 +270,7 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """
     inner = len(op.names("over"))
     weight = context.types(op.inputs[1])
-    left = _flattened(operands[0], inner)
+    left = _flatten(operands[0], inner)
     right = operands[1].text
     if not context.is_matrix(op.inputs[1]) and (view := matrix_view(weight, inner)):
         right = operands[1].within(ATOM) + view
@@ -277,7 +279,7 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"{function}({left}, {right}){_unflatten(others, weight, context)}", ATOM
 
 
-def _flattened(operand: Expr, inner: int) -> str:
+def _flatten(operand: Expr, inner: int) -> str:
     """The left side of a product whose `inner` last dims are summed over, as one dim."""
     return f"{operand.within(ATOM)}.flatten(-{inner})" if inner > 1 else operand.text
 
@@ -296,7 +298,7 @@ def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     contracted.
     """
     over = op.names("over")
-    arguments = [_flattened(operands[0], len(over)), *(weight.text for weight in operands[1:])]
+    arguments = [_flatten(operands[0], len(over)), *(weight.text for weight in operands[1:])]
     views, has_views = list[str](), False
     for name in op.inputs[1:]:
         weight = context.types(name)
@@ -311,11 +313,11 @@ def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"fused_linear({', '.join(arguments)})", ATOM
 
 
-def _grouped(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+def _grouped_product(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """`grouped_linear`, as `_contract` writes a product."""
     over, weight = op.names("over"), context.types(op.inputs[1])
     _, _, *others = (dim for dim in weight.dims if dim not in over)
-    texts = [_flattened(operands[0], len(over)), *(operand.text for operand in operands[1:])]
+    texts = [_flatten(operands[0], len(over)), *(operand.text for operand in operands[1:])]
     function = context.target.function(op, context.program)
     return f"{function}({', '.join(texts)}){_unflatten(others, weight, context)}", ATOM
 
@@ -348,7 +350,7 @@ WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "contract": _contract,
     "contracts": _contracts,
     "div": _div,
-    "grouped_contract": _grouped,
+    "grouped_contract": _grouped_product,
     "mul": _mul,
     "scale": _scale,
     "shift": _shift,

@@ -16,7 +16,7 @@ from ..ops import OPS, roles
 from ..ops.dropout import are_draws
 from ..ops.experts import begins
 from .expressions import Expr, as_call, express, split_view
-from .line_writer import Lines, captured, reads
+from .line_writer import Lines, find_captured_values, reads
 from .loop_hooks import Around, LayerCall, Line, around, group_name, is_flat, loop_line, repeat_of
 from .module import Child, Frame, Module, Table, in_lines, table_of
 from .naming import call, class_name, identifier, literal, place, shape, singular
@@ -203,7 +203,7 @@ class Body:
         values = [value.name for value in op.outputs]
         text, view = split_view(expr.text)
         function, _, arguments = text.partition("(")
-        self._lines.read(expr)
+        self._lines.count_reads(expr)
         target = ", ".join(map(self._lines.hold, values, like))
         # nothing here would keep values that are returned
         if not {*values} & {*reads(self._body)}:
@@ -226,7 +226,7 @@ class Body:
     def _repeat(self, region: Region) -> None:
         lines, leaves = self._lines, self._frame.leaves
         # values first, then parameters
-        from_outside = sorted(captured(region), key=lambda name: name in leaves)
+        from_outside = sorted(find_captured_values(region), key=lambda name: name in leaves)
         tables = self._tables_of(region)
         moved = self._buckets_per_layer(region) if self._frame.target.local else []
         buckets = [bucket for bucket in moved if len(bucket.layers) == self._depth + 1]
@@ -269,7 +269,7 @@ class Body:
             name = self._lines.free(group_name(repeat), item, *groups)
             groups[name] = self._layer_groups(repeat)
             inner_groups.append(name)
-        draws = dict(self._drawn(arg) for arg in region.args if are_draws(arg.value.type))
+        draws = dict(self._draws_of_layer(arg) for arg in region.args if are_draws(arg.value.type))
         zipped = groups | draws
         enabled = self._lines.free("enabled", item, *zipped)
         if (every := self._every(region)) > 1:
@@ -373,7 +373,7 @@ class Body:
         for code, comment in lines:
             self._lines.append(code, comment, deeper=1)
 
-    def _drawn(self, arg: Arg) -> tuple[str, str]:
+    def _draws_of_layer(self, arg: Arg) -> tuple[str, str]:
         """The Python names of the draws of one iteration and of all."""
         all_ = self._lines.operand(arg.source).text
         self._lines.left[arg.source] -= 1

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 
 from .. import __version__
-from ..analysis.bucket_layout import stored_shape
+from ..analysis.bucket_layout import get_stored_shape
 from ..analysis.file_shapes import get_file_shapes
 from ..config.hf_names import INDICES, HFWeight
 from ..ir import PRECISIONS, SEQUENCE, Buffer, Param, Program
@@ -28,10 +28,11 @@ def get_program_with_names(program: Program, patterns: Mapping[str, str]) -> Pro
     `patterns` are the parameters' names in the program's state.  A name has an index for each of
     two repeats, so that a program with a parameter in more repeats keeps none.
     """
-    if program.names or any(param.stacked > len(INDICES) for param in program.stored):
+    if program.names or any(param.stacked > len(INDICES) for param in program.params_and_buffers):
         return program
     names = tuple(
-        _make_own_weight(param, patterns[param.name], program) for param in program.stored
+        _make_own_weight(param, patterns[param.name], program)
+        for param in program.params_and_buffers
     )
     return evolve(program, names=names)
 
@@ -77,17 +78,17 @@ def plain_names(program: Program, patterns: dict[str, str]) -> dict[str, str]:
     """The tensor of each parameter, by its pattern, where every tensor is one whole parameter of
     the same shape; else none.
     """
-    params = {param.name: param for param in program.stored}
+    params = {param.name: param for param in program.params_and_buffers}
     tensors: dict[str, str] = {}
     for weight in program.names:
         pattern = patterns[weight.param]
-        shape = stored_shape(program, params[weight.param])
+        shape = get_stored_shape(program, params[weight.param])
         is_whole = entry(weight, program) == {"tensor": weight.tensor, "shape": shape}
         indices = re.findall(r"\{[^}]*\}", weight.tensor)
         if not is_whole or indices != ["{i}"] * pattern.count("*"):
             return {}
         tensors[pattern] = weight.tensor
-    return tensors if len(tensors) == len(program.stored) else {}
+    return tensors if len(tensors) == len(program.params_and_buffers) else {}
 
 
 def repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
@@ -95,7 +96,7 @@ def repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
     before its `*`.
     """
     counts: dict[str, int] = {}
-    for param in program.stored:
+    for param in program.params_and_buffers:
         parts = patterns[param.name].split(".*")
         for depth, dim in enumerate(param.type.dims[: param.stacked], start=1):
             counts[".*".join(parts[:depth])] = program.size(dim)
@@ -104,7 +105,7 @@ def repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
 
 def entry(weight: HFWeight, program: Program) -> dict[str, Any]:
     """The description of one parameter's place, as the runtime reads it."""
-    param = next(param for param in program.stored if param.name == weight.param)
+    param = next(param for param in program.params_and_buffers if param.name == weight.param)
     shape_of = get_file_shapes(program)
     # the parameters that are parts of the same tensor, by the number of the part
     params = {other.part: other.param for other in program.names if other.tensor == weight.tensor}
@@ -112,13 +113,13 @@ def entry(weight: HFWeight, program: Program) -> dict[str, Any]:
     whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     place: dict[str, Any] = {
         "tensor": weight.tensor,
-        "shape": whole[::-1] if weight.transposed else whole,
+        "shape": whole[::-1] if weight.is_transposed else whole,
     }
     if experts := program.outer(param)[param.stacked :]:
         place["each"] = (*experts, program.size(*experts))
     if weight.part:
         place["start"] = sum(shape[0] for shape in shapes[: weight.part])
-    if weight.transposed:
+    if weight.is_transposed:
         place["transposed"] = True
     if isinstance(param, Buffer):
         place["wide"] = True
@@ -127,6 +128,6 @@ def entry(weight: HFWeight, program: Program) -> dict[str, Any]:
         place["interleaved"] = weight.skipped, last, program.valid(head_dim)
     of_positions = param.type.dims[param.stacked :][:1] == (SEQUENCE,) and not param.inner
     # a file may have more positions than the plan's sequences
-    if of_positions and not weight.transposed and weight.parts == 1:
+    if of_positions and not weight.is_transposed and weight.parts == 1:
         place["positions"] = True
     return place

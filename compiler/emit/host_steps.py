@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import evolve
 
-from ..analysis.hardware import named
+from ..analysis.hardware import find_shipped_gpu
 from ..analysis.time.op_rows import op_rows
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Program, walk, walk_regions
 from ..syntax.source import Source
@@ -58,7 +58,7 @@ def _with_layers(program: Program, layers: int) -> Program:
     for region in walk_regions(program.region.body):
         if region.kind == "repeat":
             sizes[region.dim] = min(layers, program.size(region.dim))
-    return program.sized({**sizes, MICROBATCHES: 1})
+    return program.with_sizes({**sizes, MICROBATCHES: 1})
 
 
 def _step(program: Program) -> Json:
@@ -67,8 +67,8 @@ def _step(program: Program) -> Json:
     """
     batch = _split(program, BATCH)
     seq = min(ROWS * _split(program, SEQUENCE), program.size(SEQUENCE))
-    small = program.sized({BATCH: batch, SEQUENCE: seq})
-    gpu = named("h100_sxm")
+    small = program.with_sizes({BATCH: batch, SEQUENCE: seq})
+    gpu = find_shipped_gpu("h100_sxm")
     assert gpu, "calibrate: no GPU to count by"
     counting = evolve(gpu, op=1.0, collective=0.0)
     inputs = list[list[int]]()

@@ -42,7 +42,7 @@ _RUNTIME = """
 """The runtime's names besides ops and coercions."""
 
 
-def _sorted(*names: str) -> tuple[str, ...]:
+def _sort(*names: str) -> tuple[str, ...]:
     """Constants, classes, functions, as formatters order imports."""
     return tuple(
         sorted({*names}, key=lambda name: (not name.isupper(), name.islower(), name.lower()))
@@ -51,13 +51,13 @@ def _sorted(*names: str) -> tuple[str, ...]:
 
 IMPORTS: dict[str, tuple[str, ...]] = {
     TORCH: ("Tensor", "nn"),
-    FUNCTIONAL: _sorted(*functions(FUNCTIONAL)),
-    RUNTIME: _sorted(
+    FUNCTIONAL: _sort(*functions(FUNCTIONAL)),
+    RUNTIME: _sort(
         *_RUNTIME,
         *functions(RUNTIME),
         *(entry.function for entry in COERCIONS.values()),
         *SPLIT.values(),
     ),
-    KERNELS: _sorted(*OTHERS, *(kernel.name for kernel in TILED.values()), *functions(KERNELS)),
+    KERNELS: _sort(*OTHERS, *(kernel.name for kernel in TILED.values()), *functions(KERNELS)),
 }
 """The names of each module, in the order of its import."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from ..analysis.bucket_layout import stored_as_matrix
+from ..analysis.bucket_layout import is_stored_as_matrix
 from ..ir import Kind, Op, Region, Stmt, uses, values
 from ..ir.placements import coercion, conjugate, ends
 from ..ops import OPS, messages
@@ -17,7 +17,7 @@ from ..ops.call import Layout
 from ..ops.experts import begins
 from .expressions import ATOM, CASTS, Context, Expr
 from .module import Frame, Module, Table, table_of
-from .naming import WIDTH, axes_word, fitted, identifier, layout_stem, place, shape
+from .naming import WIDTH, axes_word, fit_line, identifier, layout_stem, place, shape
 
 
 class _Assigned(NamedTuple):
@@ -26,7 +26,7 @@ class _Assigned(NamedTuple):
     """
 
     targets: str
-    at: int
+    first_line: int
     text: str
     comment: str
 
@@ -52,7 +52,7 @@ class Lines:
             self.axis,
             self._layout,
             lambda op: self.table(table_of(op, frame.types, frame.program)),
-            lambda name: name in frame.leaves and stored_as_matrix(frame.param(name)),
+            lambda name: name in frame.leaves and is_stored_as_matrix(frame.param(name)),
             frame.sizes,
             frame.target,
         )
@@ -61,7 +61,7 @@ class Lines:
 
     def assign(self, values: list[str], expr: Expr, like: Sequence[str] = ()) -> None:
         """Writes a line of its own for values, which may take the names of others, `like`."""
-        self.read(expr)
+        self.count_reads(expr)
         targets = ", ".join(map(self.hold, values, like or values))
         assigned = _Assigned(targets, len(self._module.lines), expr.text, self.comment(expr))
         self.append(f"{targets} = {expr.text}", assigned.comment)
@@ -74,7 +74,7 @@ class Lines:
         """
         self._last = None
         indent = " " * self.indent(deeper)
-        code = fitted(code, len(indent))
+        code = fit_line(code, len(indent))
         line = f"{indent}{code}  # {comment}" if comment else indent + code
         fits = len(line) <= WIDTH and "\n" not in line
         if fits or not comment:
@@ -118,7 +118,7 @@ class Lines:
         self._blocks.clear()
         self._module.result = result
         if (last := self._last) and last.targets == result:
-            del self._module.lines[last.at :]
+            del self._module.lines[last.first_line :]
             self.append(f"return {last.text}", last.comment)
         else:
             self.append(f"return {result}")
@@ -160,7 +160,7 @@ class Lines:
         """A Python name that nothing has yet."""
         return identifier(like, {*self._holder, *self._fixed, *taken})
 
-    def read(self, expr: Expr) -> None:
+    def count_reads(self, expr: Expr) -> None:
         """Counts the values that an expression reads."""
         for name in expr.reads:
             self.left[name] -= 1
@@ -218,12 +218,12 @@ class Lines:
         op = expr.ops[-1]
         parts = [shape(value.type, self._frame.program) for value in op.outputs[:1]]
         for part in expr.ops:
-            parts.append(self._note(part) if part.kind == "coerce" else self._sent(part))
+            parts.append(self._note(part) if part.kind == "coerce" else self._message_note(part))
         if op.kind != "coerce" and op.outputs[0].name in self._frame.recomputed_values:
             parts.append("bwd: recomputed")
         return "  ".join([*filter(None, parts), place(op.span)])
 
-    def _sent(self, op: Op) -> str:
+    def _message_note(self, op: Op) -> str:
         """The collectives of an op that is no coercion, forward and backward."""
         program, entry = self._frame.program, OPS.get(op.kind)
         communicates_back = entry and (entry.linear or (entry.vjp and entry.vjp.communicates))
@@ -256,10 +256,10 @@ def reads(body: tuple[Stmt, ...]) -> Iterator[str]:
             yield from stmt.inputs
         else:
             yield from (arg.source for arg in stmt.args)
-            yield from captured(stmt)
+            yield from find_captured_values(stmt)
 
 
-def captured(region: Region) -> list[str]:
+def find_captured_values(region: Region) -> list[str]:
     """Values from outside that a repeat's body reads, other than by its arguments."""
     inside = {value.name for value in values(region)}
     return [name for name in uses(*region.body) if name not in inside]

@@ -13,7 +13,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from ..ir import Bucket, Op, Program, Stmt
-from .naming import WIDTH, axes_word, call, exploded
+from .naming import WIDTH, axes_word, call, explode
 
 _K = TypeVar("_K")
 
@@ -69,7 +69,7 @@ def loop_line(item: str, modules: str, zipped: Mapping[str, str], indent: int) -
         return f"for {item} in {modules}:"
     names = ", ".join([item, *zipped])
     fits = len(f"for {names} in zip(") + indent <= WIDTH
-    head = f"for {names}" if fits else exploded("for ", [item, *zipped], indent)
+    head = f"for {names}" if fits else explode("for ", [item, *zipped], indent)
     return f"{call(f'{head} in zip', [modules, *zipped.values(), 'strict=True'], indent)}:"
 
 
@@ -99,7 +99,7 @@ def _gathers(program: Program, resharded: Sequence[Bucket]) -> list[str]:
         gathers.append((f"all_gather over {axes_word(bucket.shard_axes, program)}", bucket))
     comments = list[str]()
     for gather, buckets in _by_key(gathers).items():
-        comments.append(f"{gather}  {gathered(program, *buckets)}")
+        comments.append(f"{gather}  {gather_size(program, *buckets)}")
     return comments
 
 
@@ -139,15 +139,15 @@ def _sum(sizes: Iterable[int]) -> str:
     return f"({' + '.join(texts)})" if len(texts) > 1 else texts[0]
 
 
-def gathered(program: Program, *buckets: Bucket) -> str:
+def gather_size(program: Program, *buckets: Bucket) -> str:
     """The sizes of gathered buffers of a layer, all of one element type."""
     sizes = list[int]()
     for bucket in buckets:
         sizes.append(_elements(program, bucket) * program.degree(bucket.shard_axes))
-    return f"{_sum(sizes)} × {working(program, *buckets)}"
+    return f"{_sum(sizes)} × {working_dtype(program, *buckets)}"
 
 
-def working(program: Program, *buckets: Bucket) -> str:
+def working_dtype(program: Program, *buckets: Bucket) -> str:
     """The one element type of buckets' parameters as the model uses them."""
     names = {bucket.name for bucket in buckets}
     dtypes = set[str]()

@@ -37,10 +37,10 @@ def model_classes(program: Program, target: Target = RUNTIME_TARGET) -> Model:
     microbatches yield.
     """
     forward, microbatches = program.forward, program.microbatches
-    frame = Frame(program, recomputed_values(program, forward), target)
+    frame = Frame(program, find_recomputed_values(program, forward), target)
     inputs = [arg.value for arg in microbatches.args]
     module = Module(class_name(program.name), _model_doc(program, inputs))
-    ends = tuple(end.name for end in microbatches.yields[: program.made])
+    ends = tuple(end.name for end in microbatches.yields[: program.microbatch_results])
     if program.pipeline:
         body = StagedBody(frame, module, forward.body, ends, program.pipeline)
     else:
@@ -70,7 +70,7 @@ def _model_doc(program: Program, inputs: Sequence[Value]) -> str:
     return in_lines(f"{subject} returns {results}.  {shapes}")
 
 
-def compiled(program: Program, classes: Sequence[Module]) -> str:
+def compiled_class_names(program: Program, classes: Sequence[Module]) -> str:
     """The names of the classes that torch.compile compiles; "" where it compiles none.
 
     They are the classes without repeats inside.
@@ -80,7 +80,7 @@ def compiled(program: Program, classes: Sequence[Module]) -> str:
     return ", ".join(module.name for module in classes if not module.children)
 
 
-def recomputed_values(program: Program, region: Region) -> set[str]:
+def find_recomputed_values(program: Program, region: Region) -> set[str]:
     """Results of single forward ops that backward recomputes; forward does not save them."""
     if recomputes_region(program, region):
         return set()
@@ -91,7 +91,7 @@ def recomputed_values(program: Program, region: Region) -> set[str]:
     values = set[str]()
     for stmt in region.body:
         if isinstance(stmt, Region):
-            values |= recomputed_values(program, stmt)
+            values |= find_recomputed_values(program, stmt)
         # a coercion whose result nothing saves need not be made once more
         elif is_recomputed(program, stmt) and (not _moves(stmt) or stmt.outputs[0].name in read):
             values.add(stmt.outputs[0].name)

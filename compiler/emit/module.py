@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from attrs import Factory, define, field, frozen
 
-from ..analysis.bucket_layout import stored_as_matrix, stored_dims
+from ..analysis.bucket_layout import get_stored_dims, is_stored_as_matrix
 from ..analysis.param_uses import leaves
 from ..ir import SEQUENCE, Attr, Bucket, Buffer, Op, Param, Program, Type
 from ..ops import roles
@@ -21,7 +21,7 @@ from .naming import (
     DTYPES,
     WIDTH,
     call,
-    fitted,
+    fit_line,
     identifier,
     layers_word,
     literal,
@@ -42,7 +42,7 @@ class Table:
     seq_dim: int  # of the tensors to rotate, from the last
     scaling: tuple[tuple[str, Attr], ...] = ()
     axes: tuple[str, ...] = ()  # the axes that shard the sequence
-    of: str = field(default="", eq=False)  # the dim that the table is for
+    dim_name: str = field(default="", eq=False)  # the dim that the table is for
 
 
 @frozen
@@ -147,7 +147,9 @@ class Frame:
 
     def param(self, leaf: str) -> Param:
         """The parameter that a value is."""
-        return next(param for param in self.program.stored if param.name == self.leaves[leaf])
+        return next(
+            param for param in self.program.params_and_buffers if param.name == self.leaves[leaf]
+        )
 
     def declare(self, module: Module, prefix: str, param: Param) -> str:
         """Declares a parameter in `module` and returns its attribute."""
@@ -180,7 +182,7 @@ def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
         seq_dim=type.dims.index(seq) - len(type.dims),
         scaling=tuple(scaling.items()),
         axes=type.axes_of(seq),
-        of=dim,
+        dim_name=dim,
     )
 
 
@@ -225,7 +227,7 @@ def parameter_sizes(param: Param) -> tuple[list[tuple[str, ...]], Type, int]:
     type = param.type
     for dim in type.dims[: param.stacked]:
         type = type.inside(dim)
-    return stored_dims(param), type, param.inner if stored_as_matrix(param) else 0
+    return get_stored_dims(param), type, param.inner if is_stored_as_matrix(param) else 0
 
 
 # ---- the attributes that `__init__` sets
@@ -251,12 +253,12 @@ def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterat
         else:
             lines = weight_lines(name, declaration, program, sizes, 12)
         lines_by_field += [(name, line) for line in lines]
-    yield from _branched(module, lines_by_field, stages)
+    yield from _lines_in_branches(module, lines_by_field, stages)
     for table, name in module.tables.items():
         yield from _table(name, table, program, sizes)
 
 
-def _branched(module: Module, declared: Iterable[Field], stages: int) -> Iterator[str]:
+def _lines_in_branches(module: Module, declared: Iterable[Field], stages: int) -> Iterator[str]:
     """Each line, in a branch where not all stages need what it sets."""
     for needing, lines in groupby(declared, key=lambda field: module.held.get(field[0], ())):
         indent = ""
@@ -276,7 +278,7 @@ def _modules(name: str, child: Child, cut: Sequence[str], sizes: Mapping[str, st
     else:
         count = sizes.get(child.dim, child.count)
         modules = f"nn.ModuleList({child.module.name}(mesh) for _ in range({count}))"
-    return fitted(f"self.{name} = {modules}", 8).replace("\n        ", "\n").split("\n")
+    return fit_line(f"self.{name} = {modules}", 8).replace("\n        ", "\n").split("\n")
 
 
 def _of_stages(child: Child) -> str:
@@ -291,7 +293,7 @@ def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) 
         yield f"positions = {layout_text(Positions(SEQUENCE, table.axes), program, names)}"
         arguments.append("positions=positions")
     line = f"{name} = rope_frequencies({', '.join(arguments)})"
-    yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
+    yield from fit_line(line, 8).replace("\n        ", "\n").split("\n")
     yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
 
 
@@ -299,8 +301,8 @@ def ropes(table: Table, program: Program, names: Mapping[str, str]) -> Iterator[
     """The arguments that say which rotary positions a table has."""
     yield names.get(SEQUENCE, str(table.seq))
     # the dim's name says its whole size, and a table may be of a part
-    is_whole = table.dim == program.size(table.of)
-    yield names.get(table.of, str(table.dim)) if is_whole else str(table.dim)
+    is_whole = table.dim == program.size(table.dim_name)
+    yield names.get(table.dim_name, str(table.dim)) if is_whole else str(table.dim)
     yield f"theta={literal(table.theta).removesuffix('.0')}"
     if table.seq_dim != -3:  # with heads between sequence and head dim, the function's default
         yield f"seq_dim={table.seq_dim}"

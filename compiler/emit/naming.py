@@ -178,10 +178,10 @@ def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -
     line = f"{function}({', '.join(arguments)})"
     if "\n" not in line and indent + len(line) + after <= WIDTH:
         return line
-    return exploded(function, arguments, indent)
+    return explode(function, arguments, indent)
 
 
-def filled(before: str, entries: Sequence[str], indent: int) -> str:
+def fill_lines(before: str, entries: Sequence[str], indent: int) -> str:
     """A tuple on one line if it fits, else with as many entries on each line as fit.
 
     The tuple of a pipeline has an entry for each stage, and there may be many.
@@ -196,21 +196,21 @@ def filled(before: str, entries: Sequence[str], indent: int) -> str:
     return "\n".join([f"{before}(", *rows, f"{pad})"]).replace("\0", " ")
 
 
-def exploded(function: str, arguments: Sequence[str], indent: int) -> str:
+def explode(function: str, arguments: Sequence[str], indent: int) -> str:
     """A call with an argument a line."""
     pad = " " * indent
     lines = [f"{pad}    {argument}," for argument in arguments]
     return "\n".join([f"{function}(", *lines, f"{pad})"])
 
 
-def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
+def companion_call(function: str, file: Mapping[str, str], indent: int = 4) -> str:
     """The call that reads a file beside the program, name → text, by its hash."""
     ((name, text),) = file.items()
     hashed = literal(sha256(text.encode()).hexdigest())
-    return exploded(function, [literal(name), "beside=__file__", f"sha256={hashed}"], indent)
+    return explode(function, [literal(name), "beside=__file__", f"sha256={hashed}"], indent)
 
 
-def fitted(code: str, indent: int) -> str:
+def fit_line(code: str, indent: int) -> str:
     """A line that is one call, or opens a block with one, cut so that it fits.
 
     Its arguments have a line of their own if need be, or each has one.
@@ -223,7 +223,7 @@ def fitted(code: str, indent: int) -> str:
         return code
     pad = " " * indent
     if indent + 3 + len(arguments) > WIDTH:
-        return exploded(function, _apart(arguments[:-1]), indent) + end + names
+        return explode(function, _apart(arguments[:-1]), indent) + end + names
     return f"{function}(\n{pad}    {arguments[:-1]}\n{pad}){end}{names}"
 
 
@@ -285,8 +285,8 @@ def layout(layout: Layout, program: Program, sizes: Mapping[str, str]) -> str:
 def shape(type: Type, program: Program) -> str:
     """For instance `[s/tp, b, h] partial over tp`."""
     sizes = list[str]()
-    for dims in program.joined(type):
-        sizes.append("rows" if dims[1:] else _sized(dims[0], type, program))
+    for dims in program.dims_in_memory(type):
+        sizes.append("rows" if dims[1:] else _size_word(dims[0], type, program))
     text = f"[{', '.join(sizes)}]"
     if axes := type.axes_in(Kind.PARTIAL):
         text += f" partial over {axes_word(axes, program)}"
@@ -297,14 +297,14 @@ def shape(type: Type, program: Program) -> str:
 
 def matrix_shape(type: Type, inner: int, program: Program) -> str:
     """A parameter's shape with its outer and inner dims joined: `[n*d/tp, h]`."""
-    words = [_sized(dim, type, program) for dim in type.dims]
+    words = [_size_word(dim, type, program) for dim in type.dims]
     if not inner:
         return f"[{', '.join(words)}]"
     parts = ["*".join(words[:-inner]), "*".join(words[-inner:])]
     return f"[{', '.join(filter(None, parts))}]"
 
 
-def _sized(dim: str, type: Type, program: Program) -> str:
+def _size_word(dim: str, type: Type, program: Program) -> str:
     """The dim's letter, over the axes of the plan that shard it.
 
     `b` is a rank's own batch, as inputs have it.

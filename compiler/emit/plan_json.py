@@ -17,11 +17,11 @@ from .. import __version__
 from ..analysis.certificate import KEPT, Proof, Tried, certificate
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, evaluation, parameter_count, places
-from ..analysis.compared import Compared, compared
+from ..analysis.compared import Compared, find_comparisons
 from ..analysis.elastic import every_size
 from ..analysis.expert_loads import Load
 from ..analysis.memory import Account, Kept, account, at_loads, capacity, fits, need_range
-from ..analysis.time import expected
+from ..analysis.time import get_expected_report
 from ..config.settings import AUTO, Watch
 from ..ir import Claim, Pipeline, Program
 from ..ir.printer import how_claimed, print_ir
@@ -63,14 +63,14 @@ def plan_json(
     }
     if torch_alone:
         content["target"] = TORCH_ALONE
-    content |= _sized(program)
+    content |= _sizes(program)
     content["shard"] = [_claim_text(claim) for claim in program.claims]
     content["parameters"] = _parameters(program)
     content["settings"] = _settings(program, model)
     content |= _accounts(program, bool(torch_alone))
     if smaller := every_size(program)[1:]:
         content["smaller"] = [
-            _sized(sized) | _accounts(sized, bool(torch_alone)) for sized in smaller
+            _sizes(sized) | _accounts(sized, bool(torch_alone)) for sized in smaller
         ]
     content["certificate"] = certificate(proof, matched, program, bool(torch_alone), tried, hashes)
     if torch_alone:
@@ -118,11 +118,11 @@ def as_kept(text: str) -> str:
 
 
 def _text(content: Mapping[str, object]) -> str:
-    entries = (f"  {json.dumps(key)}: {_written(value)}" for key, value in content.items())
+    entries = (f"  {json.dumps(key)}: {_json_text(value)}" for key, value in content.items())
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def _sized(program: Program) -> dict[str, Any]:
+def _sizes(program: Program) -> dict[str, Any]:
     return {
         "mesh": {axis.name: axis.size for axis in program.axes},
         "dims": {dim.name: dim.size for dim in program.dims},
@@ -143,7 +143,7 @@ def _accounts(program: Program, torch_alone: bool) -> dict[str, Any]:
         evaluation_step += map(_collective, evaluation(program, rank))
     accounts |= {"collectives": step, "evaluation": evaluation_step}
     if not torch_alone:
-        accounts["compared"] = [_as_json(comparison) for comparison in compared(program)]
+        accounts["compared"] = [_as_json(comparison) for comparison in find_comparisons(program)]
     accounts["memory"] = _memory(program)
     if time := _time(program):
         accounts["time"] = time
@@ -159,7 +159,7 @@ def _beside(program: Program) -> Program:
     return evolve(program, cluster=evolve(cluster, hardware=hardware))
 
 
-def _written(value: object) -> str:
+def _json_text(value: object) -> str:
     """JSON text; each element of a list has one line, which is written many times faster than
     indented text.
     """
@@ -192,8 +192,8 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
 
 def _as_json(comparison: Compared) -> dict[str, Any]:
     content: dict[str, Any] = {"what": comparison.what}
-    if comparison.of:
-        content["of"] = [*comparison.of]
+    if comparison.param_names:
+        content["of"] = [*comparison.param_names]
     return content | {"over": [*comparison.over], "when": comparison.when}
 
 
@@ -213,7 +213,7 @@ def _memory(program: Program) -> dict[str, Any]:
         "state": counted.state,
         "inputs": counted.inputs,
         "tables": counted.tables,
-        "kept": [_saved(saved) for saved in counted.kept],
+        "kept": [_saved_tensor(saved) for saved in counted.kept],
         "activations": counted.activations,
         "peak": _peak(counted),
         "reserve": counted.reserve,
@@ -225,7 +225,7 @@ def _memory(program: Program) -> dict[str, Any]:
     return content
 
 
-def _saved(saved: Kept) -> dict[str, Any]:
+def _saved_tensor(saved: Kept) -> dict[str, Any]:
     """A tensor that forward saves for backward."""
     return {
         "op": saved.op.kind,
@@ -265,7 +265,7 @@ def _range(program: Program, counted: Account) -> dict[str, Any]:
 
 def _time(program: Program) -> dict[str, Any]:
     """The time of a step, where the speed of the plan's GPUs is known."""
-    report = expected(program)
+    report = get_expected_report(program)
     if report is None:
         return {}
     from ..analysis.time.report import as_json
@@ -318,12 +318,12 @@ _NOT_COMPUTED = re.compile(r" !\S+:\d+|\b(bf16|f16|f32|f64)(?=\[)| ~ \w+\([^)]*\
 """Lines of the plan, element types, initial values."""
 
 
-def known_unpadded(model: Program) -> str:
+def get_unpadded_hash(model: Program) -> str:
     """The hash of the model without padding, where it has any; "" where it has none."""
     if not is_padded(model):
         return ""
     unpadded = [evolve(dim, size=dim.valid) for dim in model.dims]
-    return known_by(evolve(model, dims=tuple(unpadded)))
+    return get_model_hash(evolve(model, dims=tuple(unpadded)))
 
 
 def is_padded(program: Program) -> bool:
@@ -331,7 +331,7 @@ def is_padded(program: Program) -> bool:
     return any(dim.valid != dim.size for dim in program.dims)
 
 
-def known_by(model: Program) -> str:
+def get_model_hash(model: Program) -> str:
     """The hash of a model before any placement; "" for a program that has placements.
 
     It covers the model's dims, parameters and ops.

@@ -74,7 +74,7 @@ class StagedBody(Body):
         inputs, self._module.arguments = self._module.arguments, {}
         local = self._frame.target.local
         self._stage = self._lines.argument("stage", "int") if local else "self.stage"
-        carried = [self._carried_names(repeat) for repeat in self._cut]
+        carried = [self._values_carried(repeat) for repeat in self._cut]
         counts = [len(carried[stage.begins]) for stage in self._stages[1:]]
         self._module.crossing = tuple(dict.fromkeys(counts))
         runs = self._runs_with_stages([*map(len, carried)])
@@ -94,7 +94,7 @@ class StagedBody(Body):
         self._module.arguments |= inputs
         return sections
 
-    def _carried_names(self, repeat: Region) -> list[str]:
+    def _values_carried(self, repeat: Region) -> list[str]:
         """The values that a layer of a repeat gets from the layer before it."""
         return [arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY]
 
@@ -119,8 +119,8 @@ class StagedBody(Body):
         section receive its values.
         """
         group = [stmt for stmt in self._groups[number] if not is_free(stmt)]
-        carried, owner = _carried(self._cut[number]), self._owner[number]
-        is_open = bool(group or self._renamed(carried))
+        carried, owner = _values_entering(self._cut[number]), self._owner[number]
+        is_open = bool(group or self._names_to_rebind(carried))
         if is_open:
             self._lines.open_branch(f"if {self._stage} == {self._word(owner)}")
             self._statements(group)
@@ -158,7 +158,7 @@ class StagedBody(Body):
         self._lines.open_branch(f"if {self._stage} < {self._word(section.begin[-1])}")
         copied = set[int]()
         for number in section.repeats:
-            copied |= {*self._copied(self._cut[number])}
+            copied |= {*self._unchanged_values(self._cut[number])}
         texts = list[str]()
         for index, name in enumerate(section.names):
             texts.append(f"{name}.clone()" if index in copied else name)
@@ -166,14 +166,14 @@ class StagedBody(Body):
         self._lines.append(f"return {', '.join(texts)}", why)
         self._lines.close_branch()
 
-    def _copied(self, repeat: Region) -> list[int]:
+    def _unchanged_values(self, repeat: Region) -> list[int]:
         """The numbers of carried values that recomputed layers do not change, where torch's
         backward has two parts.
         """
         if self._frame.target.local or not (self._pipeline.splits and self._every(repeat)):
             return []
         indices = list[int]()
-        ends = zip(self._carried_names(repeat), repeat.yields, strict=False)
+        ends = zip(self._values_carried(repeat), repeat.yields, strict=False)
         for index, (name, end) in enumerate(ends):
             if end.name == name:
                 indices.append(index)
@@ -182,12 +182,12 @@ class StagedBody(Body):
     def _hand_over(self, carried: Sequence[str]) -> None:
         """Gives the results of a branch the names by which they cross, all at once."""
         self._end_coercions()
-        if renamed := self._renamed(carried):
+        if renamed := self._names_to_rebind(carried):
             self._lines.append(f"{', '.join(renamed)} = {', '.join(renamed.values())}")
         for name, value in zip(self._crossing, carried, strict=True):
             self._lines.rename(name, value)
 
-    def _renamed(self, carried: Sequence[str]) -> dict[str, str]:
+    def _names_to_rebind(self, carried: Sequence[str]) -> dict[str, str]:
         """The names that are not yet bound to the values that a repeat carries, with their
         expressions.
         """
@@ -228,11 +228,11 @@ class StagedBody(Body):
         draws = list[str]()
         for arg in region.args:
             if are_draws(arg.value.type):
-                draws.append(f"{self._drawn_by_all(arg)}[{index}]")
+                draws.append(f"{self._draws_of_all_layers(arg)}[{index}]")
         module = f"self.{attribute}[str({index})]"
         return LayerCall(module, tuple(draws), f"{index} % {self._every(region)} == 0")
 
-    def _drawn_by_all(self, arg: Arg) -> str:
+    def _draws_of_all_layers(self, arg: Arg) -> str:
         """The Python name of the draws of all layers."""
         self._lines.left[arg.source] -= 1
         return self._lines.operand(arg.source).text
@@ -241,7 +241,7 @@ class StagedBody(Body):
         """Values carried through a repeat that is cut cross from stage to stage."""
         if region.dim not in self._pipeline.dims:
             return super()._entering(region)
-        for value in _carried(region):
+        for value in _values_entering(region):
             self._lines.left[value] -= 1
         return [*self._crossing]
 
@@ -254,6 +254,6 @@ def _runs(counts: Sequence[int]) -> list[range]:
     return [range(*ends) for ends in pairwise([*starts, len(counts)])]
 
 
-def _carried(repeat: Region) -> list[str]:
+def _values_entering(repeat: Region) -> list[str]:
     """The values that enter a repeat's first layer."""
     return [arg.source for arg in repeat.args if arg.enter is Enter.CARRY]

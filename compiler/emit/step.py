@@ -13,8 +13,8 @@ from ..analysis.stage_program import rank_programs
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ir.placements import ends
 from ..ops.dropout import are_draws
-from .loop_hooks import gathered, repeat_of, working
-from .naming import DTYPES, WIDTH, axes_word, call, exploded, identifier, literal, place
+from .loop_hooks import gather_size, repeat_of, working_dtype
+from .naming import DTYPES, WIDTH, axes_word, call, explode, identifier, literal, place
 
 LOCALS = set(
     """
@@ -53,7 +53,7 @@ class Ranks:
     axes: tuple[str, ...]
     among: tuple[str, ...] = ()
 
-    def asked(self) -> str:
+    def mesh_call(self) -> str:
         """The call that asks the mesh for the group."""
         if self.among:
             return f"mesh.among({', '.join([*map(literal, self.axes), *self.among])})"
@@ -69,17 +69,17 @@ class Function:
 
     def add(self, code: str, comment: str) -> None:
         """Adds a line with its comment, if any."""
-        self.lines += lined(code, comment) if comment else [code]
+        self.lines += to_lines(code, comment) if comment else [code]
 
     def all(self) -> list[str]:
         """All lines, those of the groups first."""
-        groups = [f"{name} = {ranks.asked()}" for ranks, name in self.groups.items()]
+        groups = [f"{name} = {ranks.mesh_call()}" for ranks, name in self.groups.items()]
         if groups:
             groups.insert(0, "mesh = state.mesh")
         return [*groups, *self.lines]
 
 
-def lined(code: str, comment: str) -> list[str]:
+def to_lines(code: str, comment: str) -> list[str]:
     """A line with its comment, which precedes it where both are too long for one line."""
     indent = " " * (len(code) - len(code.lstrip()))
     fits = "\n" not in code and len(f"    {code}  # {comment}") <= WIDTH
@@ -106,7 +106,7 @@ class Squares:
         line = f"all_reduce_(sum_squares({', '.join(arguments)}), {self.group})"
         if indent + len(line) + others <= WIDTH:
             return line
-        return exploded(
+        return explode(
             "all_reduce_", [call("sum_squares", arguments, indent + 4), self.group], indent
         )
 
@@ -245,7 +245,7 @@ class _Step:
         Evaluation reduces counts and losses only, and gathers, so it asks for no other groups.
         """
         ranks = self._ranks(op.names("axes"), op.names("among"))
-        name = self._named(ranks)
+        name = self._group_name(ranks)
         if base(op.inputs[0]) in ("num_tokens", "loss") or ends(op)[0].kind is Kind.SHARDED:
             self.evaluate.groups[ranks] = name
         return name
@@ -253,7 +253,7 @@ class _Step:
     def _ranks(self, axes: tuple[str, ...], among: tuple[str, ...]) -> Ranks:
         return Ranks(axes, among if len(among) < self._program.degree(axes) else ())
 
-    def _named(self, ranks: Ranks) -> str:
+    def _group_name(self, ranks: Ranks) -> str:
         """The name of a group, which training asks the mesh for."""
         if ranks not in self.train.groups:
             like = "_".join([axes_word(ranks.axes, self._program), *ranks.among])
@@ -282,7 +282,7 @@ class _Step:
         """The sizes of each load."""
         program = self._program
         loads = list[str]()
-        for end in program.microbatches.yields[program.losses : program.made]:
+        for end in program.microbatches.yields[program.losses : program.microbatch_results]:
             dims = program.types[end.name].dims
             loads.append(", ".join(self._sizes.get(dim, str(program.size(dim))) for dim in dims))
         return loads
@@ -386,7 +386,7 @@ class _Step:
     def _sum_squares(self, op: Op) -> None:
         shared, once = op.names("once"), ""
         if shared:  # several stages have these, and one of them counts
-            once = self._named(self._ranks((str(op.get("stages")),), shared))
+            once = self._group_name(self._ranks((str(op.get("stages")),), shared))
         # of chunks, as many as a rank has
         star = "*" if self._program.pipeline and not shared else ""
         operands = tuple(star + self.text[name] for name in op.inputs)
@@ -498,12 +498,12 @@ def unshard_ahead(
     """The line that begins to gather buckets over an axis, and its comment."""
     if program.pipeline:
         names = [bucket.name for bucket in run]
-        size = f"{_largest(program, *run)} × {working(program, *run)}"
+        size = f"{_largest(program, *run)} × {working_dtype(program, *run)}"
         comment = f"S→R  {size} a stage, awaited before its first forward"
     else:
         names = [repeat_of(patterns[bucket.params[0]]) for bucket in run]
         layers = " × ".join(f"{program.size(dim)}" for dim in run[0].layers)
-        size = f"{layers} × {gathered(program, *run)}"
+        size = f"{layers} × {gather_size(program, *run)}"
         comment = f"S→R  {size}, awaited before each layer"
     flat_params = (f"flat_params[{literal(name)}]" for name in dict.fromkeys(names))
     return call("unshard_ahead", [axis, *flat_params], 4, after=0), comment

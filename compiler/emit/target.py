@@ -101,7 +101,7 @@ def _stages_axis(program: Program) -> str:
 
 
 def _placement(type: Type, axis: str) -> str:
-    place = type.at(axis)
+    place = type.placement_on(axis)
     if place.dim:
         return f"Shard({type.dims.index(place.dim)})"
     words = {Kind.PARTIAL: "Partial()", Kind.MAXIMUM: 'Partial("max")'}

@@ -11,35 +11,42 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..analysis.certificate import Proof, Tried, header, tried_words, trust_words, untried
+from ..analysis.certificate import (
+    Proof,
+    Tried,
+    find_untried_functions,
+    get_trial_words,
+    header,
+    trust_words,
+)
 from ..analysis.elastic import alternatives, elastic_axis, every_size, sizes
 from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
 from ..analysis.memory import Account, account, accounts, at_loads
-from ..analysis.time import expected
+from ..analysis.time import get_expected_report
 from ..analysis.vocabulary import vocabulary
 from ..config.settings import ON, Data, Watch
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Dim, Program, base
 from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
-from ..ops.routers import limited_choices
-from ..reports.summary import launch
-from ..syntax.package_data import filled
+from ..ops.routers import choices_with_capacity
+from ..reports.summary import get_launch
+from ..syntax.package_data import fill_template
 from ..syntax.source import Source
 from .build import bucket_entries, optimizer, state
 from .constants import kernel_lines, pipeline_line, schedule_files, size_lines, stage_lines
 from .hf_names import names_file
 from .imports import IMPORTS
-from .model_classes import Model, compiled, model_classes
+from .model_classes import Model, compiled_class_names, model_classes
 from .module import Module, fields
 from .naming import (
     axes_word,
     call,
     class_name,
-    exploded,
+    companion_call,
+    explode,
     file_word,
     letter,
     literal,
-    read_beside,
     run_word,
 )
 from .step import step_lines
@@ -96,8 +103,8 @@ def program_files(
         *_identity(program, model.patterns, model_hash, unpadded_hash),
     ]
     if names:
-        plan.append(f"names={read_beside('read_hf_names', names)},")
-    body = filled(
+        plan.append(f"names={companion_call('read_hf_names', names)},")
+    body = fill_template(
         "train.py.j2",
         **_header(program, source, proof, tried),
         **_model(program, model),
@@ -114,12 +121,12 @@ def _header(
 ) -> dict[str, Any]:
     """The template's values for the docstring."""
     device = "GPU" if account(program).device == "cuda" else "rank"
-    command = launch(program).command(PurePath("train.py"))
+    command = get_launch(program).command(PurePath("train.py"))
     return {
         "version": __version__,
         "file": file_word(source.path),
         "program": program,
-        "ranks": counted(program.ranks, device),
+        "ranks": count_words(program.ranks, device),
         "mesh": mesh_words(program),
         "name": class_name(program.name),
         "launch": textwrap.wrap(command, 112, break_on_hyphens=False),
@@ -143,7 +150,7 @@ def _model(program: Program, model: Model) -> dict[str, Any]:
         "layers": stage_lines(program),
         "pipeline": pipeline_line(program, model.sizes) if program.pipeline else "",
         "buckets": bucket_entries(program, model.patterns),
-        "compiled": compiled(program, model.classes),
+        "compiled": compiled_class_names(program, model.classes),
         "optimizer": optimizer(program),
         "state": state(program),
     }
@@ -157,14 +164,14 @@ def _identity(
         yield f"model={literal(model_hash)},  # what is computed, on any mesh"
     if unpadded_hash:
         yield f"unpadded={literal(unpadded_hash)},  # the same without padding"
-    if rows := padded_rows(program, patterns):
+    if rows := get_padded_rows(program, patterns):
         yield f"padded_rows={literal(rows)},"
 
 
 def trust_lines(program: Program, tried: Sequence[Tried], proof: Proof | None) -> list[str]:
     """The lines of the docstring about the user's own functions."""
-    of_untried = trust_words(untried(program, tried), proved=proof is not None)
-    of_tried = tried_words([user_op.function for user_op in tried])
+    of_untried = trust_words(find_untried_functions(program, tried), proved=proof is not None)
+    of_tried = get_trial_words([user_op.function for user_op in tried])
     return [*textwrap.wrap(of_untried, 116), *textwrap.wrap(of_tried, 116)]
 
 
@@ -218,7 +225,7 @@ def _part(program: Program) -> list[str]:
     return []
 
 
-def padded_rows(program: Program, patterns: Mapping[str, str]) -> dict[str, int]:
+def get_padded_rows(program: Program, patterns: Mapping[str, str]) -> dict[str, int]:
     """The rows of each parameter that has more for padding, by the pattern of its name."""
     valid_rows = dict[str, int]()
     for param in program.params:
@@ -253,7 +260,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
     yield from (f"{name}={number}," for name, number in train.saves.items())
     if program.watch != Watch():
         yield f"watch={_watch(program.watch)},"
-    if choices := limited_choices(program):
+    if choices := choices_with_capacity(program):
         yield f"choices={literal(choices)},"
 
 
@@ -286,7 +293,7 @@ def _sets(data: Data) -> str:
         holdout = f"holdout={literal(data_set.holdout)}"
         arguments = [literal(data_set.name), literal(data_set.files), weight, holdout]
         rows.append(call("DataSet", arguments, 12))
-    return exploded("sets=", rows, 8)
+    return explode("sets=", rows, 8)
 
 
 def mesh_words(program: Program) -> str:
@@ -311,8 +318,8 @@ def _costs(program: Program, indent: int) -> list[str]:
     if program.cluster.nodes > 1:
         costs.append(f"nodes={program.cluster.nodes}")
     costs.append(call("account=Account", _account(program), indent))
-    if report := expected(program):
-        costs.append(call("expected=Expected", _expected(report), indent))
+    if report := get_expected_report(program):
+        costs.append(call("expected=Expected", _time_arguments(report), indent))
     return costs
 
 
@@ -346,10 +353,10 @@ def _account(program: Program) -> list[str]:
 def _totals(accounts: Sequence[Account]) -> str:
     totals = tuple(account.total for account in accounts)
     # a line holds seven numbers of bytes
-    return literal(totals) if len(totals) < 8 else exploded("", [*map(str, totals)], 8)
+    return literal(totals) if len(totals) < 8 else explode("", [*map(str, totals)], 8)
 
 
-def _expected(report: "Report") -> list[str]:
+def _time_arguments(report: "Report") -> list[str]:
     """A step's time, to four digits, and what its MFU is made of."""
     return [
         literal(report.on.name),
@@ -397,11 +404,11 @@ def _with_imports(body: str, kernels: Sequence[Used]) -> str:
     if functional := [name for name in IMPORTS[FUNCTIONAL] if name in used]:
         functional_line = f"from torch.nn.functional import {', '.join(functional)}\n"
     if from_kernels:
-        kernel_lines = f"from scalec.runtime.kernels import (\n{_listed(from_kernels)})\n"
+        kernel_lines = f"from scalec.runtime.kernels import (\n{_import_list(from_kernels)})\n"
     body = body.replace("@FUNCTIONAL@\n", functional_line).replace("@KERNELS@\n", kernel_lines)
     from_runtime = [name for name in IMPORTS[RUNTIME] if name in from_elsewhere]
-    return body.replace("@IMPORTS@\n", _listed(from_runtime))
+    return body.replace("@IMPORTS@\n", _import_list(from_runtime))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _import_list(names: Sequence[str]) -> str:
     return "".join(f"    {name},\n" for name in names)

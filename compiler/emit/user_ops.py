@@ -8,7 +8,7 @@ compiled is what runs.  Non-goals: what the files say.
 from pathlib import Path
 
 from .. import __version__
-from ..frontend.user_ops import cannot_import, files
+from ..frontend.user_ops import cannot_import, get_files
 from ..ir import Program, base
 from ..ops.user import module_and_function
 from ..syntax.limits import MAX_WRITTEN_BYTES, load
@@ -22,7 +22,7 @@ def modules(program: Program) -> tuple[str, ...]:
     Raises PlanError for a name that it has another use for.
     """
     calls = _calls(program)
-    for name in sorted(calls.keys() & _taken(program)):
+    for name in sorted(calls.keys() & _names_in_use(program)):
         raise cannot_import(name, calls[name])
     return tuple(sorted(calls))
 
@@ -36,18 +36,18 @@ def copies(program: Program, source: Source) -> dict[str, str]:
         f"# Written by scalec {__version__}: a copy of the file beside"
         f" {file_word(source.path)}; change that one.\n"
     )
-    files_of_plan = copied(program, Path(source.path).parent)
+    files_of_plan = get_copied_sources(program, Path(source.path).parent)
     return {name: head + file.text for name, file in files_of_plan.items()}
 
 
-def copied(program: Program, folder: Path) -> dict[str, Source]:
+def get_copied_sources(program: Program, folder: Path) -> dict[str, Source]:
     """The modules' files in a folder, and the files of the folder that they import.
 
     Raises PlanError where one cannot be read.
     """
     sources: dict[str, Source] = {}
     for name in modules(program):
-        sources |= files(name, folder, _calls(program)[name])
+        sources |= get_files(name, folder, _calls(program)[name])
     if program.cluster.hardware:
         from ..analysis.hardware import own_file
 
@@ -61,7 +61,7 @@ def _calls(program: Program) -> dict[str, Span]:
     return {module_and_function(op)[0]: op.span for op in program.ops if op.kind == "call"}
 
 
-def _taken(program: Program) -> set[str]:
+def _names_in_use(program: Program) -> set[str]:
     """Names of values and repeats, and names to which programs give meaning."""
     values = {base(name).lstrip("_") for name in program.types}
     repeats = {singular(dim.name) for dim in program.dims}

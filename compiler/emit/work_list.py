@@ -16,7 +16,7 @@ from attrs import evolve
 from .. import __version__
 from ..analysis.memory import account
 from ..analysis.time.prices import ACCUMULATE, sums_of, work_of
-from ..analysis.time.seconds import measured_as
+from ..analysis.time.seconds import get_measured_name
 from ..ir import BATCH, ITEM_BYTES, SEQUENCE, Op, Program, Type, walk
 from ..ops import OPS, VJPS, messages
 from ..ops.attention import ATTENTION
@@ -24,7 +24,7 @@ from ..ops.call import Layout
 from ..ops.protocol import FUNCTIONAL
 from ..ops.vjp import KIND as VJP
 from ..ops.work import Product, Work
-from ..reports.summary import launch
+from ..reports.summary import get_launch
 from .expressions import ATOM, WRITERS, Context, Expr, express
 from .host_steps import host_steps
 from .module import table_of
@@ -58,7 +58,7 @@ def work_list(programs: Sequence[Program]) -> str:
     calls = _different(calls)
     products = [call["row"] for call in calls if call["row"]["table"] == "product"]
     gpus = [program.cluster.gpu for program in programs if program.cluster.gpu]
-    jobs = [launch(program) for program in programs]
+    jobs = [get_launch(program) for program in programs]
     content = {
         "written_by": f"scalec {__version__}",
         "device": device,
@@ -104,13 +104,13 @@ def _calls(program: Program) -> Iterator[Json]:
         rows = max(program.size(BATCH) // part, ranks[BATCH])
         length = max(program.size(SEQUENCE) * program.size(BATCH) // (rows * part), ranks[SEQUENCE])
         if rows % ranks[BATCH] == 0 and length % ranks[SEQUENCE] == 0:
-            yield from _Calls(_resized(program, rows, length)).all()
+            yield from _Calls(_resize(program, rows, length)).all()
     for times in LONGER:
-        longer = _Calls(_resized(program, ranks[BATCH], program.size(SEQUENCE) * times))
+        longer = _Calls(_resize(program, ranks[BATCH], program.size(SEQUENCE) * times))
         yield from (call for call in longer.all() if call["row"]["table"] == "attention")
 
 
-def _resized(program: Program, batch: int, seq: int) -> Program:
+def _resize(program: Program, batch: int, seq: int) -> Program:
     sizes = {BATCH: batch, SEQUENCE: seq}
     dims = [evolve(dim, size=sizes.get(dim.name, dim.size)) for dim in program.dims]
     return evolve(program, dims=tuple(dims))
@@ -130,7 +130,7 @@ class _Calls:
             self._makers |= {value.name: op for value in op.outputs}
         for op in walk(program.region.body):
             if op.kind == VJP:
-                pulled = VJPS.pulled(op, self._of(op))
+                pulled = VJPS.take_apart(op, self._of(op))
                 self._vjps.setdefault(_key(pulled.op, pulled.types), {})[op.names("wrt")] = op
 
     def all(self) -> Iterator[Json]:
@@ -173,7 +173,7 @@ class _Calls:
         backward = list[Json]()
         for vjp in self._vjps.get(_key(op, types), {}).values():
             if vjp_row := _row(vjp, self._work(vjp)):
-                wrt = VJPS.pulled(vjp, self._of(vjp)).wrt
+                wrt = VJPS.take_apart(vjp, self._of(vjp)).wrt
                 backward.append({"wrt": [*wrt], "row": vjp_row})
         return {
             "call": expr.text,
@@ -253,7 +253,7 @@ def _row(op: Op, work: Work) -> Json | None:
             "operations": scores.operations,
         }
     if work.bytes > 64:
-        return {"table": "moved", "op": measured_as(op), "bytes": work.bytes}
+        return {"table": "moved", "op": get_measured_name(op), "bytes": work.bytes}
     return None
 
 

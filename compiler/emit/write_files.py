@@ -69,7 +69,7 @@ def _is_ours(path: Path) -> bool:
     if path.suffix == ".csv":
         return _is_known(path)
     if path.suffix == ".json":
-        return _written_by(path).startswith("scalec ")
+        return _get_writer(path).startswith("scalec ")
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
@@ -95,7 +95,7 @@ def _companions(folder: Path) -> list[Path]:
     ]
 
 
-def _written_by(path: Path) -> str:
+def _get_writer(path: Path) -> str:
     """The value of `written_by` in a JSON file."""
     try:
         content: object = json.loads(path.read_bytes())

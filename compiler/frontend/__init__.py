@@ -24,24 +24,24 @@ from ..syntax.limits import Reader, load
 from ..syntax.source import Source
 from ..syntax.synonyms import help_for_section
 from .arithmetic import Scalar, evaluate, whole
-from .branch_names import declared
-from .elastic import begun_at, check_ranges, check_rows
-from .hf_weights import stored
+from .branch_names import find_param_uses
+from .elastic import check_ranges, check_rows, with_initial_sizes
+from .hf_weights import get_stored_weights
 from .inputs import check_data
 from .load_plan import Document, gather
 from .loss_chunking import logits_for
 from .model import build
-from .pipeline import pipelined
+from .pipeline import with_pipeline
 from .routes import route_dims
-from .sections import Sections, element_types, read_settings, standing_in
+from .sections import Sections, element_types, get_settings, stand_in_train
 from .sharding import (
     axes_of,
     check_how,
     check_patterns,
     claims_of,
-    known_rules,
     rules_of,
     state_axes,
+    without_unknown_names,
 )
 from .split_branches import Divided, claims_of_parts, divide, state_of_parts, train_of_parts
 from .user_ops import user_ops
@@ -66,7 +66,7 @@ def resolve(
     diagnostics = Diagnostics()
     document = gather(source, diagnostics, over, read)
     sections = _sections(document, diagnostics)
-    settings = read_settings(document.sections, sections, diagnostics)
+    settings = get_settings(document.sections, sections, diagnostics)
     program = None
     with diagnostics.catch():
         program = _program(document, sections, settings, diagnostics)
@@ -94,13 +94,13 @@ def _program(
     """
     rules = rules_of(sections["shard"], diagnostics)
     axes = axes_of(sections["mesh"], rules, diagnostics)
-    train = settings.train or standing_in(sections["train"], axes)
+    train = settings.train or stand_in_train(sections["train"], axes)
     if not settings.train:
         diagnostics.doubt(section="train")
     dims, scope = _dims(document.model, diagnostics)
-    axes = begun_at(axes, rules, train, diagnostics)
+    axes = with_initial_sizes(axes, rules, train, diagnostics)
     dims |= _data_dims(train, rules, axes, diagnostics)
-    rules = known_rules(rules, dims, axes, diagnostics)
+    rules = without_unknown_names(rules, dims, axes, diagnostics)
     check_how(rules, diagnostics)
     check_ranges(axes, rules, diagnostics)
     sizes = {axis.name: axis.size for axis in axes}
@@ -119,11 +119,11 @@ def _program(
     if diagnostics.count == before:
         program = with_padding(program)
     head, part_claims = sections["pipeline"].head, claims_of_parts(all_claims, divided.dims)
-    program = pipelined(program, settings.pipeline, head, part_claims, diagnostics)
+    program = with_pipeline(program, settings.pipeline, head, part_claims, diagnostics)
     check_patterns(sections["state"], program, diagnostics)
     check_rows(program, diagnostics)
     if "names" in document.sections and diagnostics.count == before:
-        names = stored(document.sections["names"], program, divided.copies, scope)
+        names = get_stored_weights(document.sections["names"], program, divided.copies, scope)
         program = evolve(program, names=names)
     return program
 
@@ -217,7 +217,7 @@ def _dims(model: tree.Model, diagnostics: Diagnostics) -> tuple[dict[str, Dim], 
                     continue
                 _doubt_entry(section, entry, dims, diagnostics)
     if "dims" in diagnostics.in_part:
-        for use in declared(model.body):
+        for use in find_param_uses(model.body):
             for dim in (*use.outs, *use.ins):
                 if dim.name in diagnostics.doubtful - scope.keys():
                     dims.setdefault(dim.name, Dim(dim.name, UNKNOWN_SIZE, span=dim.span))
@@ -261,7 +261,7 @@ def _define(
             raise wrong("E0403", f"`{key}` is set twice", key.span, "repeated")
         case "dims", tree.Setting(key, value):
             size = whole(key, evaluate(value, scope), value, scope)
-            dims[key.name] = Dim(key.name, _padded(size, entry), size, span=entry.span)
+            dims[key.name] = Dim(key.name, _size_with_padding(size, entry), size, span=entry.span)
             scope[key.name] = size
             diagnostics.doubtful.discard(key.name)  # whatever else is not read
         case "const", tree.Setting(key, value):
@@ -275,7 +275,7 @@ def _define(
             )
 
 
-def _padded(size: int, entry: tree.Setting) -> int:
+def _size_with_padding(size: int, entry: tree.Setting) -> int:
     """The size of a dim with its padding: the next multiple of the number after `pad`."""
     if entry.pad is None:
         return size

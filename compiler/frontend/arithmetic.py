@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-from ..config.values import spelled
+from ..config.values import help_for_digits
 from ..syntax import tree
 from ..syntax.diagnostics import did_you_mean, wrong
 from .other_names import help_for_value
@@ -50,7 +50,7 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             )
         case _:
             label = "numbers, dims, `+ - * /` and `sqrt(…)` only"
-            help = spelled(expr)
+            help = help_for_digits(expr)
             if not help and isinstance(expr, tree.Number):  # it has a unit
                 help = "units belong to settings; 10% is 0.1 here"
             raise wrong("E0301", "this is not arithmetic on dims", expr.span, label, help)
@@ -90,7 +90,7 @@ def whole(name: tree.Name, value: Scalar, expr: tree.Expr, scope: Mapping[str, S
     Raises PlanError where it is not a whole number from 1 to 2^48.
     """
     if value != int(value):
-        label = f"{_shown(expr, scope)} = {float(value):g}"
+        label = f"{_to_text(expr, scope)} = {float(value):g}"
         help = _divisors_near(name, expr, scope)
         raise wrong("E0303", f"dim `{name}` is not a whole number", expr.span, label, help)
     if not 0 < value <= LARGEST:
@@ -118,13 +118,13 @@ def _divisors_near(name: tree.Name, expr: tree.Expr, scope: Mapping[str, Scalar]
     return f"write {near}: {size} is a multiple; or give `{name}` a number of its own"
 
 
-def _shown(expr: tree.Expr, scope: Mapping[str, Scalar]) -> str:
+def _to_text(expr: tree.Expr, scope: Mapping[str, Scalar]) -> str:
     match expr:
         case tree.Name(name):
             return str(scope[name])
         case tree.Number(value):
             return str(value)
         case tree.Binary(op, left, right):
-            return f"{_shown(left, scope)} {op} {_shown(right, scope)}"
+            return f"{_to_text(left, scope)} {op} {_to_text(right, scope)}"
         case _:
             return "…"

@@ -11,7 +11,7 @@ Item = tree.Section | tree.Init | tree.Statement
 """An item of the body of a model."""
 
 
-def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
+def find_mentions(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
     """All names and parameters; names of functions and of keys are left out."""
     pending = [expr]
     while pending:
@@ -46,7 +46,7 @@ def names_in(items: Iterable[Item]) -> Iterator[str]:
     """All names that statements bind or mention."""
     for bind in _binds(items):
         yield from map(str, bind.names)
-        for mention in mentioned(bind.expr):
+        for mention in find_mentions(bind.expr):
             yield str(_name(mention))
 
 
@@ -56,13 +56,13 @@ def _name(mention: tree.Name | tree.ParamUse) -> tree.Name:
 
 def declarations(items: Iterable[Item]) -> Iterator[str]:
     """The parameters that statements declare."""
-    return (use.name.name for use in declared(items))
+    return (use.name.name for use in find_param_uses(items))
 
 
-def declared(items: Iterable[Item]) -> Iterator[tree.ParamUse]:
+def find_param_uses(items: Iterable[Item]) -> Iterator[tree.ParamUse]:
     """The parameters that statements declare, with their dims."""
     for bind in _binds(items):
-        for mention in mentioned(bind.expr):
+        for mention in find_mentions(bind.expr):
             if isinstance(mention, tree.ParamUse):
                 yield mention
 
@@ -105,7 +105,7 @@ def with_names(item: tree.Statement, names: Mapping[str, str]) -> tree.Statement
     """The statement with other names for what `names` has, on its right side."""
     match item:
         case tree.Bind():
-            return evolve(item, expr=_renamed(item.expr, names))
+            return evolve(item, expr=_expr_with_names(item.expr, names))
         case tree.If():
             return evolve(
                 item, body=_with_names(item.body, names), others=_with_names(item.others, names)
@@ -113,8 +113,10 @@ def with_names(item: tree.Statement, names: Mapping[str, str]) -> tree.Statement
         case tree.Repeat():
             return evolve(item, body=_with_names(item.body, names))
         case tree.Route():
-            body = tuple(evolve(bind, expr=_renamed(bind.expr, names)) for bind in item.body)
-            return evolve(item, by=_renamed(item.by, names), body=body)
+            body = tuple(
+                evolve(bind, expr=_expr_with_names(bind.expr, names)) for bind in item.body
+            )
+            return evolve(item, by=_expr_with_names(item.by, names), body=body)
 
 
 def _with_names(
@@ -123,7 +125,7 @@ def _with_names(
     return tuple(with_names(statement, names) for statement in body)
 
 
-def _renamed(expr: tree.Expr, names: Mapping[str, str]) -> tree.Expr:
+def _expr_with_names(expr: tree.Expr, names: Mapping[str, str]) -> tree.Expr:
     """The expression with other names for what `names` has."""
     match expr:
         case tree.Name():
@@ -131,15 +133,15 @@ def _renamed(expr: tree.Expr, names: Mapping[str, str]) -> tree.Expr:
         case tree.ParamUse():
             return evolve(expr, name=_rename(expr.name, names))
         case tree.Call(_, args, kwargs):
-            args = tuple(_renamed(argument, names) for argument in args)
+            args = tuple(_expr_with_names(argument, names) for argument in args)
             kwargs = tuple(
-                evolve(setting, value=_renamed(setting.value, names)) for setting in kwargs
+                evolve(setting, value=_expr_with_names(setting.value, names)) for setting in kwargs
             )
             return evolve(expr, args=args, kwargs=kwargs)
         case tree.Negative(value):
-            return evolve(expr, value=_renamed(value, names))
+            return evolve(expr, value=_expr_with_names(value, names))
         case tree.List(items):
-            return evolve(expr, items=tuple(_renamed(item, names) for item in items))
+            return evolve(expr, items=tuple(_expr_with_names(item, names) for item in items))
         case tree.Binary():
             return _chain(expr, names)
         case _:
@@ -151,9 +153,9 @@ def _rename(name: tree.Name, names: Mapping[str, str]) -> tree.Name:
 
 
 def _chain(expr: tree.Binary, names: Mapping[str, str]) -> tree.Expr:
-    left = _renamed(expr.links[0].left, names)
+    left = _expr_with_names(expr.links[0].left, names)
     for link in expr.links:
-        left = evolve(link, left=left, right=_renamed(link.right, names))
+        left = evolve(link, left=left, right=_expr_with_names(link.right, names))
     return left
 
 
@@ -194,7 +196,7 @@ class _Walk:
         return self._bound
 
     def _bind(self, item: tree.Bind) -> None:
-        for mention in mentioned(item.expr):
+        for mention in find_mentions(item.expr):
             name = _name(mention)
             self._check_index(name)
             if name.name in self._partly:

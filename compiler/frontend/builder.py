@@ -49,7 +49,7 @@ class ModelBuilder(OpBuilder):
             op = Op(kind, inputs, (), attrs, span=span)
             types = OPS[kind].infer(self.program, operands, op)
         except TypingError as error:
-            raise wrong("E0307", str(error), span, _shown(OPS[kind], operands)) from None
+            raise wrong("E0307", str(error), span, _operands_text(OPS[kind], operands)) from None
         check_count(len(types), like, span)
         stem = f"_{OPS[kind].stem or kind}"
         values: list[Value] = []
@@ -64,7 +64,7 @@ class ModelBuilder(OpBuilder):
             self.names.fresh(name)
 
 
-def _shown(entry: OpDef, types: Sequence[Type]) -> str:
+def _operands_text(entry: OpDef, types: Sequence[Type]) -> str:
     """The dims of operands, with names where a plan calls the op by its own."""
     operands: list[str] = []
     for i, type in enumerate(types):

@@ -16,20 +16,26 @@ from .arithmetic import evaluate
 from .builder import UNKNOWN, Attrs, ModelBuilder
 from .errors import check_count, check_dim
 from .expert_rules import check_op, check_rows, check_user_op
-from .other_names import help_for_argument, help_for_call, help_for_choice, help_for_op, is_known
+from .other_names import (
+    help_for_argument,
+    help_for_call,
+    help_for_choice,
+    help_for_op,
+    is_foreign_op,
+)
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
 
-Given = tuple[list[tuple[Operand, tree.Expr]], list[tuple[Attribute, tree.Expr]]]
+Arguments = tuple[list[tuple[Operand, tree.Expr]], list[tuple[Attribute, tree.Expr]]]
 """The operands and attributes that a call gives, each with its expression."""
 
 
-def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bool]) -> Given:
+def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bool]) -> Arguments:
     """The arguments of `call`, in the op's order.
 
     Raises PlanError where they are too many, too few, or unknown.
     """
-    operands, attributes = _operands(call, entry), _written(entry.attributes)
+    operands, attributes = _operands(call, entry), _without_implied(entry.attributes)
     exprs_by_name = _by_place(call, entry, is_number)
     _add_by_keyword(call, entry, exprs_by_name)
     _check_complete(call, entry, operands, exprs_by_name, is_number)
@@ -46,7 +52,7 @@ def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bo
 
 def _operands(call: tree.Call, entry: OpDef) -> tuple[Operand, ...]:
     """The operands that a plan writes; a variadic op has one for each further argument."""
-    operands = [*_written(entry.operands)]
+    operands = [*_without_implied(entry.operands)]
     if entry.variadic:
         operands += [Operand(f"x{i}") for i in range(2, len(call.args) + 1)]
     return tuple(operands)
@@ -55,7 +61,7 @@ def _operands(call: tree.Call, entry: OpDef) -> tuple[Operand, ...]:
 def _places(call: tree.Call, entry: OpDef) -> list[str]:
     """The names of a call's arguments in their order."""
     operands = [operand.name for operand in _operands(call, entry)]
-    return operands + [attribute.name for attribute in _written(entry.attributes)]
+    return operands + [attribute.name for attribute in _without_implied(entry.attributes)]
 
 
 def _by_place(
@@ -94,7 +100,7 @@ def _add_by_keyword(call: tree.Call, entry: OpDef, exprs_by_name: dict[str, tree
 T = TypeVar("T", Operand, Attribute)
 
 
-def _written(arguments: Sequence[T]) -> tuple[T, ...]:
+def _without_implied(arguments: Sequence[T]) -> tuple[T, ...]:
     """The operands or attributes that a plan writes: the compiler gives the others."""
     return tuple(argument for argument in arguments if not argument.implied)
 
@@ -103,8 +109,8 @@ def _may_be(operand: Operand, argument: tree.Expr, is_number: Callable[[tree.Exp
     """Whether an optional operand is the one expected in its place: an input by its name, or no
     number.
     """
-    if operand.given:
-        return isinstance(argument, tree.Name) and argument.name == operand.given
+    if operand.input_name:
+        return isinstance(argument, tree.Name) and argument.name == operand.input_name
     return not is_number(argument)
 
 
@@ -129,7 +135,7 @@ def _check_complete(
         if i < last or not operand.optional:
             needed.append(operand.name)
     tensors = {operand.name for operand in operands if operand.name in exprs_by_name}
-    for attribute in _written(entry.attributes):
+    for attribute in _without_implied(entry.attributes):
         if attribute.default is None and attribute.dims != "last":
             needed.append(attribute.name)
     if all(name in exprs_by_name for name in needed):
@@ -159,10 +165,12 @@ def _help_for_missing(entry: OpDef, name: str) -> str:
 
 def signature(entry: OpDef) -> str:
     """How an op is written: `?` marks an operand that may be left out, `=` a default."""
-    arguments = [operand.name + "?" * operand.optional for operand in _written(entry.operands)]
+    arguments = [
+        operand.name + "?" * operand.optional for operand in _without_implied(entry.operands)
+    ]
     if entry.variadic:
         arguments.append("…")
-    arguments += map(_attribute, _written(entry.attributes))
+    arguments += map(_attribute, _without_implied(entry.attributes))
     return f"{entry.name}({', '.join(arguments)})"
 
 
@@ -252,7 +260,7 @@ class Calls(ABC):
         """Help for a call of an unknown op."""
         names = [argument.name for argument in call.args if isinstance(argument, tree.Name)]
         is_parameter = names and len(names) == len(call.args) and {*names} <= {*self._scope.dims}
-        if is_parameter and not is_known(call.name.name):
+        if is_parameter and not is_foreign_op(call.name.name):
             return (
                 f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, and `->` after"
                 " dims that are summed"
@@ -319,8 +327,8 @@ class Calls(ABC):
         input_name = ""
         if self._builder.types[value].dtype not in FLOATS:
             input_name = value
-        if input_name != operand.given:
-            wanted = f"the input `{operand.given}`" if operand.given else "numbers"
+        if input_name != operand.input_name:
+            wanted = f"the input `{operand.input_name}`" if operand.input_name else "numbers"
             help = f"it is written `{signature(entry)}`"
             raise wrong(
                 "E0607", f"`{entry.name}` takes {wanted} here", span, f"`{operand.name}`", help

@@ -3,7 +3,7 @@
 Non-goals: finding the ops through which they do (`analysis.causality`).
 """
 
-from ..analysis.causality import DOCUMENTS, WORDS, Leak, leaks
+from ..analysis.causality import DOCUMENTS, WORDS, Leak, find_leaks
 from ..ir import SEQUENCE, Op, Program
 from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostics
@@ -24,7 +24,7 @@ PURPOSES = {
 
 def check_causality(program: Program, diagnostics: Diagnostics) -> None:
     """Each op through which a loss depends on a later token or another document is a mistake."""
-    for leak in leaks(program):
+    for leak in find_leaks(program):
         help = _help(program, leak)
         diagnostics.error(
             "E0224",

@@ -12,8 +12,8 @@ from attrs import evolve
 from ..analysis.elastic import elastic_axis, sizes
 from ..analysis.stage_schedule import rows
 from ..config.settings import AUTO, Train
-from ..config.units import counted
-from ..config.values import spelled
+from ..config.units import count_words
+from ..config.values import help_for_digits
 from ..ir import BATCH, MICROBATCHES, Axis, Program
 from ..schedules.actions import ScheduleError
 from ..syntax import tree
@@ -42,7 +42,7 @@ def range_of(sizes_range: tree.Range, diagnostics: Diagnostics) -> tuple[int, in
                 help=help,
             )
         case tree.Range(first, last):
-            help = spelled(first) or spelled(last)
+            help = help_for_digits(first) or help_for_digits(last)
             help = help or "write `dp = 4..8`, both of them sizes from 1 to 2^20"
             diagnostics.error("E0501", "this is not a range of sizes", sizes_range.span, help=help)
     return None
@@ -83,7 +83,7 @@ def _dim_over(axis: Axis, rules: Sequence[tree.Rule]) -> tree.Name | None:
     return None
 
 
-def begun_at(
+def with_initial_sizes(
     axes: Sequence[Axis], rules: Sequence[tree.Rule], train: Train, diagnostics: Diagnostics
 ) -> tuple[Axis, ...]:
     """The axes; an elastic one has the largest of its sizes that makes a step of whole
@@ -97,12 +97,12 @@ def begun_at(
     axes_with_sizes: list[Axis] = []
     for axis in axes:
         if axis.within and axis.name in names:
-            axis = _begun_at(axis, others, train, diagnostics)
+            axis = _with_initial_size(axis, others, train, diagnostics)
         axes_with_sizes.append(axis)
     return tuple(axes_with_sizes)
 
 
-def _begun_at(axis: Axis, others: int, train: Train, diagnostics: Diagnostics) -> Axis:
+def _with_initial_size(axis: Axis, others: int, train: Train, diagnostics: Diagnostics) -> Axis:
     least, most = axis.within or (axis.size, axis.size)
     unit = train.microbatch * others
     for size in range(most, least - 1, -1):
@@ -133,13 +133,13 @@ def check_rows(program: Program, diagnostics: Diagnostics) -> None:
         return
     largest, *_, least = sizes(program)
     count, kind = program.size(MICROBATCHES), pipeline.settings.schedule.kind
-    if pipeline.given or kind == AUTO:
-        origin = "a file" if pipeline.given else f"`schedule = {AUTO}`"
+    if pipeline.rows or kind == AUTO:
+        origin = "a file" if pipeline.rows else f"`schedule = {AUTO}`"
         message = (
             f"rows of {origin} are for one number of microbatches, and `{axis.name}` has a range"
         )
         with_least = count * largest // least
-        label = f"{counted(count, 'microbatch')} with {largest}, {with_least} with {least}"
+        label = f"{count_words(count, 'microbatch')} with {largest}, {with_least} with {least}"
         help = "take a schedule that has a name, such as `1f1b`, or write one size"
         diagnostics.error("E0520", message, axis.span, label, help=help)
         return

@@ -42,15 +42,15 @@ class Expressions(Calls):
     def _tensor(self, expr: tree.Expr, like: str) -> str:
         match expr:
             case tree.Name():
-                return self._widened(self._named(expr), expr)
+                return self._to_wide(self._value_of_name(expr), expr)
             case tree.ParamUse():
-                return self._widened(self._parameters.declare(expr), expr)
+                return self._to_wide(self._parameters.declare(expr), expr)
             case tree.Call():
                 return self.call(expr, [like])[0]
             case tree.Binary():
                 return self._chain(expr, like)
             case tree.Negative(inner) if not self._scope.is_number(inner):
-                return self._by("scale", self.tensor(inner), -1, expr, like)
+                return self._scale_or_shift("scale", self.tensor(inner), -1, expr, like)
             case _:
                 raise wrong("E0603", "a tensor is needed here", expr.span, "is not a tensor")
 
@@ -65,19 +65,19 @@ class Expressions(Calls):
         return (UNKNOWN,) * len(like)
 
     @contextmanager
-    def of_logits(self, twins: Mapping[str, str]) -> Generator[None]:
+    def in_logits(self, twins: Mapping[str, str]) -> Generator[None]:
         """Within it, parameters have twins of dims, and all is computed in float32 at least."""
         self._parameters.twins = twins
         yield
         self._parameters.twins = {}
 
-    def _widened(self, value: str, expr: tree.Expr) -> str:
+    def _to_wide(self, value: str, expr: tree.Expr) -> str:
         dtype = self._builder.types[value].dtype
         if not self._parameters.twins or dtype not in FLOATS or wide(dtype) == dtype:
             return value
         return self._builder.op("cast", (value,), (("dtype", wide(dtype)),), expr.span, "")
 
-    def _named(self, name: tree.Name) -> str:
+    def _value_of_name(self, name: tree.Name) -> str:
         bound, params = self._scope.bound, self._parameters.all
         if name.name in bound:
             return bound[name.name]
@@ -145,7 +145,7 @@ class Expressions(Calls):
         """A sum, difference, product or quotient of two tensors; in a route, of rows of experts."""
         experts, order = self._parameters.experts, self._parameters.order
         if link.op == "@":
-            over = (("over", self._contracted(link, left, right)),)
+            over = (("over", self._contraction_dims(link, left, right)),)
             if experts:
                 return self._builder.op(GROUPED.name, (left, right, *order), over, link.span, like)
             return self._builder.op("contract", (left, right), over, link.span, like)
@@ -156,7 +156,7 @@ class Expressions(Calls):
                 return self._builder.op(BIASED.name, (left, right, *order), (), link.span, like)
         self.require_rows((right,), link.right.span)
         if link.op == "-":
-            right = self._by("scale", right, -1, link)
+            right = self._scale_or_shift("scale", right, -1, link)
         return self._builder.op(ELEMENTWISE[link.op], (left, right), (), link.span, like)
 
     def _with_number(
@@ -167,15 +167,17 @@ class Expressions(Calls):
         """
         match link.op:
             case "+":
-                return self._by("shift", tensor, number, link, like)
+                return self._scale_or_shift("shift", tensor, number, link, like)
             case "-" if is_last:
-                return self._by("shift", tensor, -number, link, like)
+                return self._scale_or_shift("shift", tensor, -number, link, like)
             case "-":
-                return self._by("shift", self._by("scale", tensor, -1, link), number, link, like)
+                return self._scale_or_shift(
+                    "shift", self._scale_or_shift("scale", tensor, -1, link), number, link, like
+                )
             case "*":
-                return self._by("scale", tensor, number, link, like)
+                return self._scale_or_shift("scale", tensor, number, link, like)
             case "/" if is_last and number:
-                return self._by("scale", tensor, 1 / exact(number), link, like)
+                return self._scale_or_shift("scale", tensor, 1 / exact(number), link, like)
             case "/" if not is_last:
                 help = (
                     "a tensor may be divided by a tensor or a number; `sigmoid(x)` is 1 / (1 +"
@@ -201,7 +203,9 @@ class Expressions(Calls):
                     help,
                 )
 
-    def _by(self, kind: str, value: str, by: Scalar, expr: tree.Expr, like: str = "") -> str:
+    def _scale_or_shift(
+        self, kind: str, value: str, by: Scalar, expr: tree.Expr, like: str = ""
+    ) -> str:
         """A tensor scaled or shifted by a number."""
         self.require_rows((value,), expr.span)
         if abs(by) > sys.float_info.max:
@@ -210,7 +214,7 @@ class Expressions(Calls):
             )
         return self._builder.op(kind, (value,), (("by", float(by)),), expr.span, like)
 
-    def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
+    def _contraction_dims(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
         """The dims that `@` sums over: the ones before the arrow, or all that both operands have
         but experts.
         """

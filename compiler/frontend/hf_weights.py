@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from ..analysis.vocabulary import tables
-from ..config.hf_names import INDICES, HFWeight, read_names
+from ..config.hf_names import INDICES, HFWeight, parse_names
 from ..ir import SEQUENCE, Param, Program, base
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing
@@ -14,12 +14,12 @@ from .arithmetic import Scalar
 from .split_branches import Copies, names_of_parts
 
 
-def stored(
+def get_stored_weights(
     section: tree.Section, program: Program, copies: Copies, scope: Mapping[str, Scalar]
 ) -> tuple[HFWeight, ...]:
     """The entries of `section`, in the order of the program's parameters.  Raises PlanError."""
     diagnostics = Diagnostics()
-    entries = read_names(section, diagnostics, scope)
+    entries = parse_names(section, diagnostics, scope)
     diagnostics.check()
     for weight in entries:
         if weight.param not in copies:
@@ -27,22 +27,24 @@ def stored(
             message = f"there is no parameter `{weight.param}`"
             diagnostics.error("E0201", message, weight.span, help=help)
     weights = {weight.param: weight for weight in names_of_parts(entries, copies)}
-    params_by_name = {param.name: param for param in program.stored}
+    params_by_name = {param.name: param for param in program.params_and_buffers}
     for weight in weights.values():
-        _fits(weight, params_by_name[weight.param], program, diagnostics)
+        _check_indices(weight, params_by_name[weight.param], program, diagnostics)
         if weight.interleaved:
-            _pairs(weight, params_by_name[weight.param], program, diagnostics)
+            _check_interleaved(weight, params_by_name[weight.param], program, diagnostics)
     named = {weight.param for weight in entries}
     if lacking := [name for name in copies if name not in named]:
         help = f'add `{lacking[0]} = "…"`, the tensor that holds it'
         message = f"`names hf` lacks {listing(lacking)}"
         diagnostics.error("E0402", message, section.head, help=help)
-    _shared(weights.values(), params_by_name, diagnostics)
+    _check_shared_tensors(weights.values(), params_by_name, diagnostics)
     diagnostics.check()
     return tuple(weights[name] for name in params_by_name)
 
 
-def _fits(weight: HFWeight, param: Param, program: Program, diagnostics: Diagnostics) -> None:
+def _check_indices(
+    weight: HFWeight, param: Param, program: Program, diagnostics: Diagnostics
+) -> None:
     """The name has the indices of the parameter's repeats and of its experts; what is
     transposed is a matrix.
     """
@@ -59,7 +61,7 @@ def _fits(weight: HFWeight, param: Param, program: Program, diagnostics: Diagnos
             place += f", in a route to `{dim}`"
         note = Note(param.span, f"declared {place}")
         diagnostics.error("E0405", message, weight.span, notes=[note])
-    if weight.transposed and len(param.type.dims) - len(outer) < 2:
+    if weight.is_transposed and len(param.type.dims) - len(outer) < 2:
         diagnostics.error(
             "E0405",
             f"`{param.name}` is not a matrix",
@@ -69,7 +71,9 @@ def _fits(weight: HFWeight, param: Param, program: Program, diagnostics: Diagnos
         )
 
 
-def _pairs(weight: HFWeight, param: Param, program: Program, diagnostics: Diagnostics) -> None:
+def _check_interleaved(
+    weight: HFWeight, param: Param, program: Program, diagnostics: Diagnostics
+) -> None:
     """The parameter's rows are rows of heads, or of one head if some are skipped, and each head has
     the rows that are interleaved.
     """
@@ -92,7 +96,7 @@ def _pairs(weight: HFWeight, param: Param, program: Program, diagnostics: Diagno
         diagnostics.error("E0405", message, weight.span, f"not {last}", notes=notes)
 
 
-def _shared(
+def _check_shared_tensors(
     weights: Iterable[HFWeight], params: dict[str, Param], diagnostics: Diagnostics
 ) -> None:
     """A tensor of one parameter belongs to it alone; a tensor of several has each of their parts
@@ -118,7 +122,7 @@ def _shared(
 
 def _layout(weight: HFWeight, params: dict[str, Param]) -> tuple[int, bool, tuple[str, ...]]:
     """How parameters that share a tensor are alike: its parts, and how it lies in memory."""
-    return weight.parts, weight.transposed, _inner(params[weight.param])
+    return weight.parts, weight.is_transposed, _inner(params[weight.param])
 
 
 def _inner(param: Param) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ INPUTS = ("tokens", "labels", "documents")
 """The runtime's inputs, in its order; the last only where the model takes it."""
 
 
-def checked_inputs(model: tree.Model, diagnostics: Diagnostics) -> tuple[tree.Input, ...]:
+def get_inputs(model: tree.Model, diagnostics: Diagnostics) -> tuple[tree.Input, ...]:
     """The model's inputs; where the model has any others, tokens and labels."""
     written: list[tuple[str, tuple[str, ...]]] = []
     for model_input in model.inputs:

@@ -8,8 +8,8 @@ from attrs import evolve, frozen
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
 from ..syntax.limits import Reader, load
-from ..syntax.package_data import SHIPPED, shipped_file, shipped_files
-from ..syntax.parser import read_plan
+from ..syntax.package_data import SHIPPED, package_file, package_files
+from ..syntax.parser import parse_with_mistakes
 from ..syntax.source import Source
 
 OF_MODEL = ("dims", "const")
@@ -47,7 +47,7 @@ def gather(
     """
     models, sections, ops = _gather(source, (), diagnostics, read)
     if over:
-        for section in _read(over, diagnostics).sections():
+        for section in _parse(over, diagnostics).sections():
             _add(section, sections, diagnostics)
     if len(models) == 1:
         return Document(source, models[0], sections, tuple(ops))
@@ -63,9 +63,9 @@ def gather(
 Gathered = tuple[list[tree.Model], dict[str, tree.Section], list[tree.UserOp]]
 
 
-def _read(source: Source, diagnostics: Diagnostics) -> tree.Plan:
+def _parse(source: Source, diagnostics: Diagnostics) -> tree.Plan:
     """The syntax tree of a text, as far as it can be read."""
-    read = read_plan(source)
+    read = parse_with_mistakes(source)
     for mistake in read.mistakes:
         diagnostics.tell(mistake)
     diagnostics.doubtful |= read.doubtful
@@ -78,17 +78,17 @@ def _gather(
     source: Source, users: tuple[str, ...], diagnostics: Diagnostics, read: Reader
 ) -> Gathered:
     """The models, sections and ops of a file and of the files that it uses."""
-    plan = _read(source, diagnostics)
+    plan = _parse(source, diagnostics)
     models: list[tree.Model] = []
     ops = [item for item in plan.items if isinstance(item, tree.UserOp)]
     sections: dict[str, tree.Section] = {}
     for item in plan.items:
         if isinstance(item, tree.Use):
-            used_models, used_sections, used_ops = _used(
+            used_models, used_sections, used_ops = _gather_used(
                 item, source, (*users, source.path), diagnostics, read
             )
             ops += used_ops
-            models += [_overridden(model, item.sections) for model in used_models]
+            models += [_override(model, item.sections) for model in used_models]
             sections |= used_sections
             for section in item.sections:
                 if section.kind.name not in OF_MODEL:
@@ -116,11 +116,11 @@ def _add_own_sections(
         _add(section, sections, diagnostics)
 
 
-def _used(
+def _gather_used(
     use: tree.Use, source: Source, users: tuple[str, ...], diagnostics: Diagnostics, read: Reader
 ) -> Gathered:
     with diagnostics.catch():
-        return _gather(opened(use, source, read, users), users, diagnostics, read)
+        return _gather(open_used_file(use, source, read, users), users, diagnostics, read)
     diagnostics.doubt(section="model")
     return [], {}, []
 
@@ -155,14 +155,14 @@ def _add(
         sections[section.kind.name] = merge(base, section) if base else section
 
 
-def opened(
+def open_used_file(
     use: tree.Use, source: Source, read: Reader = load, users: tuple[str, ...] = ()
 ) -> Source:
     """The file that a plan uses, shown with its folder where a user has its name.
 
     Raises PlanError where it cannot be read, or is one of its `users`.
     """
-    file_name, path = use.path.value, used_path(use, source)
+    file_name, path = use.path.value, get_used_path(use, source)
     if len(users) > DEEPEST or str(path) in users:
         help = f"files cannot use one another in a cycle, nor be nested deeper than {DEEPEST}"
         raise wrong("E0205", f"cannot use `{file_name}`", use.path.span, "used here", help=help)
@@ -173,7 +173,7 @@ def opened(
     return file
 
 
-def used_path(use: tree.Use, source: Source) -> Path:
+def get_used_path(use: tree.Use, source: Source) -> Path:
     """The path of a file that a plan uses.
 
     Raises PlanError where it is said to come with scalec, and does not.
@@ -181,9 +181,9 @@ def used_path(use: tree.Use, source: Source) -> Path:
     file = use.path.value
     if not file.startswith(SHIPPED):
         return Path(source.path).parent / file
-    path = shipped_file(file)
+    path = package_file(file)
     if path is None:
-        files = shipped_files()
+        files = package_files()
         help = did_you_mean(file, files) or f"there are {listing(files)}"
         raise wrong(
             "E0205", f"`{file}` is not part of scalec", use.path.span, "not there", help=help
@@ -191,7 +191,7 @@ def used_path(use: tree.Use, source: Source) -> Path:
     return path
 
 
-def _overridden(model: tree.Model, overrides: tuple[tree.Section, ...]) -> tree.Model:
+def _override(model: tree.Model, overrides: tuple[tree.Section, ...]) -> tree.Model:
     """The model with `dims` and `const` of a `use` merged over its own."""
     body = [*model.body]
     for over in overrides:

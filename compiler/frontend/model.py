@@ -29,8 +29,8 @@ from .arithmetic import Scalar
 from .branch_names import bound_in, declarations
 from .builder import UNKNOWN, ModelBuilder
 from .errors import check_name
-from .inputs import checked_inputs
-from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
+from .inputs import get_inputs
+from .parameters import Draws, OpenRepeat, Parameters, Scope, with_initial_values
 from .routes import CHOSEN, Routes
 from .user_ops import UserOp
 
@@ -65,10 +65,10 @@ def build(
     builder.reserve(declarations(model.body))
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
-    inputs = checked_inputs(model, diagnostics)
+    inputs = get_inputs(model, diagnostics)
     args = tuple(_input(model_input, scope, builder) for model_input in inputs)
     statements = _Statements(scope, parameters, builder, draws, user_ops, diagnostics)
-    statements.read(model)
+    statements.write_model(model)
     results = list(statements.results())
     with diagnostics.catch():
         results.insert(0, _loss(model, scope, builder))
@@ -79,7 +79,9 @@ def build(
     region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
     params = tuple(parameters.all.values())
     with diagnostics.catch():
-        params = tuple(initialised(model, parameters.all, parameters.roles, numbers, diagnostics))
+        params = tuple(
+            with_initial_values(model, parameters.all, parameters.roles, numbers, diagnostics)
+        )
     return Built(region, params, (*parameters.buffers.values(),))
 
 
@@ -116,7 +118,7 @@ def _loss(model: tree.Model, scope: Scope, builder: ModelBuilder) -> str:
 
 @frozen
 class _Statements(Routes):
-    def read(self, model: tree.Model) -> None:
+    def write_model(self, model: tree.Model) -> None:
         for item in model.body:
             if isinstance(item, tree.Statement):
                 self._statement(item, self.begin)
@@ -127,7 +129,7 @@ class _Statements(Routes):
         body, before, bound = self._builder.body, len(self._builder.body), {**self._scope.bound}
         with self._diagnostics.catch():
             begin(item)
-            self._read(item)
+            self._write(item)
             return
         # what it binds and declares is unknown, but for what it would bind anew
         del body[before:]
@@ -138,7 +140,7 @@ class _Statements(Routes):
         if "route" in item.span.names:
             self._diagnostics.used.add(DISPATCH.name)
 
-    def _read(self, item: tree.Statement) -> None:
+    def _write(self, item: tree.Statement) -> None:
         match item:
             case tree.Repeat():
                 self._repeat(item)
@@ -199,7 +201,9 @@ class _Statements(Routes):
         These are the values of `outer`, the names bound before it, that its body binds anew.
         """
         carried: dict[str, Arg] = {}
-        names = dict.fromkeys(name.name for name in self._assigned(item) if name.name in outer)
+        names = dict.fromkeys(
+            name.name for name in self._names_assigned(item) if name.name in outer
+        )
         for name in names:
             with self._diagnostics.catch():
                 carried[name] = self._carry(name, item)
@@ -211,7 +215,7 @@ class _Statements(Routes):
         source = self._scope.bound[name]
         type = self._builder.types[source]
         if not name.startswith(CHOSEN) and BATCH in type.dims and type.dtype not in FLOATS:
-            bound = next(target for target in self._assigned(item) if target.name == name)
+            bound = next(target for target in self._names_assigned(item) if target.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
             raise wrong(
                 "E0607",
@@ -224,15 +228,15 @@ class _Statements(Routes):
         self._scope.bound[name] = value.name
         return Arg(value, source, Enter.CARRY)
 
-    def _assigned(self, item: tree.Repeat) -> Iterator[tree.Name]:
+    def _names_assigned(self, item: tree.Repeat) -> Iterator[tree.Name]:
         for statement in item.body:
             if isinstance(statement, tree.Bind):
                 yield from statement.names
             elif isinstance(statement, tree.Route):
-                for name in self.assigned(statement):
+                for name in self.names_assigned(statement):
                     yield tree.Name(name, statement.value.span)
             elif isinstance(statement, tree.Repeat):
-                yield from self._assigned(statement)
+                yield from self._names_assigned(statement)
 
 
 def _check_same_type(name: str, before: Type, after: Type, item: tree.Repeat) -> None:

@@ -224,19 +224,19 @@ _OP_HELP, _CHOICE_HELP, _VALUE_HELP = map(_by_name, (_OPS, _CHOICES, _VALUES))
 _ARGUMENT_HELP, _ATTENTION_HELP = map(_by_name, (_ARGUMENTS, _ATTENTION_ARGUMENTS))
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def is_known(op: str) -> bool:
+def is_foreign_op(op: str) -> bool:
     """Whether another program has an op of this name."""
-    return _folded(op) in _OP_HELP
+    return _fold(op) in _OP_HELP
 
 
 def help_for_op(name: str, op_names: Iterable[str]) -> str:
     """How a plan writes the op that is called `name` elsewhere, or else the ops there are."""
-    plain = {_folded(op): op for op in op_names}
-    word = _folded(name)
+    plain = {_fold(op): op for op in op_names}
+    word = _fold(name)
     if word in plain:
         return f"did you mean `{plain[word]}`?"
     if word in _OP_HELP:
@@ -252,7 +252,7 @@ def help_for_argument(op: str, name: str, argument_names: Iterable[str]) -> str:
     """How a plan writes the argument of `op` that is called `name` elsewhere; "" where it is
     like none.
     """
-    word = _folded(name)
+    word = _fold(name)
     if op == "attention" and word in _ATTENTION_HELP:
         return _ATTENTION_HELP[word]
     if word == "bias":
@@ -262,7 +262,7 @@ def help_for_argument(op: str, name: str, argument_names: Iterable[str]) -> str:
 
 def help_for_choice(name: str, choices: Iterable[str]) -> str:
     """How a plan says a word that is none of the choices; "" where it is like none."""
-    return did_you_mean(name, choices) or _CHOICE_HELP.get(_folded(name)) or help_for_value(name)
+    return did_you_mean(name, choices) or _CHOICE_HELP.get(_fold(name)) or help_for_value(name)
 
 
 def help_for_value(name: str) -> str:

@@ -196,7 +196,7 @@ class Parameters:
         check_name(use.name)
 
 
-def initialised(
+def with_initial_values(
     model: tree.Model,
     params: Mapping[str, Param],
     roles: Mapping[str, str],
@@ -288,7 +288,7 @@ class Draws:
     def _fork(self, repeat: OpenRepeat, draws: str, span: Span) -> None:
         """Writes the draws of each iteration before the repeat, which takes slices of them."""
         type = self._builder.types[draws]
-        all_ = self._builder.value(f"{repeat.dim}_{DRAWS.name}", type.stacked(repeat.dim))
+        all_ = self._builder.value(f"{repeat.dim}_{DRAWS.name}", type.stack_along(repeat.dim))
         repeat.outside.append(
             Op(FORK.name, (draws,), (all_,), (("repeat", repeat.dim),), span=span)
         )

@@ -11,14 +11,14 @@ from ..config.settings import FILE, Order, Pipelining
 from ..ir import MICROBATCHES, Axis, Claim, Pipeline, Program, Region, regions_in, walk_regions
 from ..schedules.actions import Action, Schedule
 from ..schedules.check import problems
-from ..schedules.csv_file import BadRows, read_csv
+from ..schedules.csv_file import BadRows, parse_csv
 from ..schedules.dependencies import Problem
 from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError
 from ..syntax.limits import load
 from ..syntax.source import Span
 
 
-def pipelined(
+def with_pipeline(
     program: Program,
     settings: Pipelining | None,
     head: Span,
@@ -49,7 +49,7 @@ def pipelined(
     _check(program, cuts, repeats, diagnostics)
     if diagnostics.count == before:
         with diagnostics.catch():
-            rows = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
+            rows = load_rows(program, program.axis(cuts[0].axis), settings.schedule)
     if diagnostics.count > before:
         diagnostics.used.update(claim.axis for claim in cuts)
         return evolve(program, claims=claims)
@@ -145,10 +145,10 @@ def _check_cut(
 
 
 MOST_BYTES = 2**20
-MOST_TOLD = 5
+MOST_REPORTED = 5
 
 
-def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
+def load_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
     """The rows of the plan's file, if it names one, without messages.  Raises PlanError."""
     if order.kind != FILE:
         return None
@@ -157,10 +157,10 @@ def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
     path = Path(span.path).parent / order.path
     text = load(path, span, MOST_BYTES).text
     try:
-        schedule = read_csv(text)
+        schedule = parse_csv(text)
     except BadRows as error:
         problem = Problem(error.rank, error.cell, error.why, "")
-        raise PlanError([_told(problem, order, "both counted from 0")]) from None
+        raise PlanError([_to_diagnostic(problem, order, "both counted from 0")]) from None
     rows: list[tuple[Action, ...]] = []
     for row in schedule.rows:
         rows.append(tuple(action for action in row if not action.work.is_message))
@@ -170,10 +170,10 @@ def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
     if not all_problems:
         return schedule
     diagnostics: list[Diagnostic] = []
-    for problem in all_problems[:MOST_TOLD]:
+    for problem in all_problems[:MOST_REPORTED]:
         counted = "both counted from 0, cells without empty ones"
-        diagnostics.append(_told(problem, order, counted))
-    further = len(all_problems) - MOST_TOLD
+        diagnostics.append(_to_diagnostic(problem, order, counted))
+    further = len(all_problems) - MOST_REPORTED
     if further > 0:
         message = f"`{order.path}`: {further} more like these"
         diagnostics.append(Diagnostic("E0517", message, order.spans["path"]))
@@ -209,7 +209,7 @@ def _fits(schedule: Schedule, program: Program, axis: Axis, order: Order) -> Non
         raise PlanError(diagnostics)
 
 
-def _told(problem: Problem, order: Order, counted: str) -> Diagnostic:
+def _to_diagnostic(problem: Problem, order: Order, counted: str) -> Diagnostic:
     """A problem in another file, shown where the plan names that file."""
     label = f"rank {problem.rank}"
     notes: tuple[Note, ...] = ()

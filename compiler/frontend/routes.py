@@ -95,7 +95,7 @@ def route_dims(
         for name in repeats:
             twinned = {dim.twin for dim in new_dims.values()}
             if name in dims and name not in twinned:
-                all_ = _free(f"all_{name}", name, {*dims, *new_dims})
+                all_ = _free_name(f"all_{name}", name, {*dims, *new_dims})
                 new_dims[all_] = Dim(all_, dims[name].size, twin=name, span=dims[name].span)
         with diagnostics.catch():
             check_dim(route.dim, dims)
@@ -127,14 +127,14 @@ def _route_dims(
             message = f"two routes to `{experts.name}` choose different numbers"
             diagnostics.error("E0316", message, route.span, label, help=help)
         return
-    chosen = _free("chosen", experts.name, {*dims, *new_dims})
-    scored = _free("scored", experts.name, {*dims, *new_dims})
+    chosen = _free_name("chosen", experts.name, {*dims, *new_dims})
+    scored = _free_name("scored", experts.name, {*dims, *new_dims})
     new_dims[chosen] = Dim(chosen, count, span=experts.span)
     new_dims[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
     new_dims[experts.name] = evolve(experts, chosen=chosen)
 
 
-def costs(item: tree.Statement) -> bool:
+def adds_to_loss(item: tree.Statement) -> bool:
     """Whether a statement has a route that adds to the loss."""
     for route, _ in _routes((item,)):
         names = {*PLACES[: len(route.by.args)]}
@@ -198,7 +198,7 @@ def _count_argument(call: tree.Call) -> tree.Expr | None:
     return call.args[1] if len(call.args) > 1 else None
 
 
-def _free(name: str, experts: str, used_names: set[str]) -> str:
+def _free_name(name: str, experts: str, used_names: set[str]) -> str:
     if name in used_names:
         name = f"{name}_{experts}"
     while name in used_names:
@@ -238,7 +238,7 @@ class Routes(Expressions):
                 self._begin_load(route, repeats)
                 if self._has_aux_loss(route):
                     self._begin_aux_loss(route)
-        if costs(item) and ROUTER_LOSS not in self._scope.bound:
+        if adds_to_loss(item) and ROUTER_LOSS not in self._scope.bound:
             self._scope.bound[ROUTER_LOSS] = self._builder.op(
                 NO_LOSS.name, (self._first_tensor(),), (), item.span, "router_loss"
             )
@@ -299,14 +299,14 @@ class Routes(Expressions):
         """The dim of experts in logits, which is their twin."""
         return next(dim.name for dim in self._builder.program.dims if dim.twin == experts)
 
-    def assigned(self, route: tree.Route) -> Iterator[str]:
+    def names_assigned(self, route: tree.Route) -> Iterator[str]:
         """The names that a route binds anew.
 
         Its value, its load, and the sum of losses and the sums of scores and choices if it adds to
         them.
         """
         yield route.value.name
-        if costs(route):
+        if adds_to_loss(route):
             yield ROUTER_LOSS
         if id(route) in self._loads:
             yield self._loads[id(route)]
@@ -414,7 +414,7 @@ class Routes(Expressions):
         call, bias = _without_biases(item.by)
         if str(item.by) in self._diagnostics.doubtful:  # the number of choices is not known
             raise Unknown
-        with self.of_logits({experts: scored}):
+        with self.in_logits({experts: scored}):
             operands, arguments = self.arguments(call, CALL)
             attrs = dict(arguments)
             biases = self._biases(item, bias, attrs.get(RATE.name))

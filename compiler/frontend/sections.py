@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from ..config.fields import fields_of
 from ..config.gpus import check_gpu, kernels_for
-from ..config.schema import read
+from ..config.schema import parse_section
 from ..config.settings import (
     AUTO,
     ON,
@@ -27,7 +27,7 @@ from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, wrong
 from .data_files import check_files
 from .pipeline import check_file
-from .sharding import read_flow
+from .sharding import get_flow
 
 
 @frozen
@@ -43,7 +43,7 @@ class Sections:
     pipeline: Pipelining | None
 
 
-def read_settings(
+def get_settings(
     plan_sections: Mapping[str, tree.Section],
     sections: Mapping[str, tree.Section],
     diagnostics: Diagnostics,
@@ -54,7 +54,7 @@ def read_settings(
     """
     cluster = None
     if "cluster" in plan_sections:
-        cluster = read(Cluster, sections["cluster"], diagnostics)
+        cluster = parse_section(Cluster, sections["cluster"], diagnostics)
     train = _train(sections["train"], cluster or Cluster(), diagnostics)
     if cluster:
         check_gpu(cluster, diagnostics)
@@ -64,16 +64,16 @@ def read_settings(
         check_hardware(cluster, diagnostics)
     pipeline = None
     if "pipeline" in plan_sections:
-        pipeline = read(Pipelining, plan_sections["pipeline"], diagnostics, check_file)
-    flow = read_flow(sections["state"], diagnostics)
-    watch = read(Watch, sections["watch"], diagnostics, _check_skips)
+        pipeline = parse_section(Pipelining, plan_sections["pipeline"], diagnostics, check_file)
+    flow = get_flow(sections["state"], diagnostics)
+    watch = parse_section(Watch, sections["watch"], diagnostics, _check_skips)
     if not train:
         pipeline = None
     return Sections(train, cluster or Cluster(), flow or Flow(), watch or Watch(), pipeline)
 
 
 def _train(section: tree.Section, cluster: Cluster, diagnostics: Diagnostics) -> Train | None:
-    train = read(
+    train = parse_section(
         Train, section, diagnostics, element_types, check_compiled, check_rates, check_sets
     )
     if train:
@@ -93,12 +93,12 @@ def _check_skips(watch: Watch) -> None:
             watch.spans["finite"],
             help=help,
         )
-    if watch.limited and not watch.skips:
+    if watch.get_loss_limit and not watch.skips:
         help = "add `skips = 3`: as many steps in a row may be skipped, and one more ends the run"
         raise wrong("E0402", "`spikes = skip(…)` needs `skips`", watch.spans["spikes"], help=help)
 
 
-def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:
+def stand_in_train(section: tree.Section, axes: Sequence[Axis]) -> Train:
     """Settings to look for mistakes of sharding with where the section cannot be read: axes divide
     their dims.
 

@@ -8,14 +8,14 @@ from fnmatch import fnmatchcase
 from attrs import evolve
 
 from ..analysis.context_parallel import AUTO, STRATEGIES, ULYSSES, ZIGZAG
-from ..config.schema import read
+from ..config.schema import parse_section
 from ..config.settings import Flow, StateGroup
-from ..config.values import spelled
+from ..config.values import help_for_digits
 from ..ir import BATCH, DATA_DIMS, SEQUENCE, STATES, Axis, Claim, Dim, Program, StateAxes
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, nearest
 from ..syntax.source import Span
-from ..syntax.synonyms import said_elsewhere
+from ..syntax.synonyms import help_for_setting
 from .elastic import MOST, range_of
 
 
@@ -62,7 +62,7 @@ def _range_or_1(axis: str, sizes: tree.Range, diagnostics: Diagnostics) -> tuple
 
 
 def _report_no_axis(entry: tree.Entry, diagnostics: Diagnostics) -> None:
-    help = spelled(entry.value) if isinstance(entry, tree.Setting) else ""
+    help = help_for_digits(entry.value) if isinstance(entry, tree.Setting) else ""
     help = help or (
         "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"
     )
@@ -96,7 +96,7 @@ def _are_names(items: Iterable[tree.Expr]) -> bool:
     return all(isinstance(item, tree.Name) for item in items)
 
 
-def known_rules(
+def without_unknown_names(
     rules: Sequence[tree.Rule],
     dims: Mapping[str, Dim],
     axes: Sequence[Axis],
@@ -185,9 +185,9 @@ ZERO = "zero"
 """The word of the stages of ZeRO."""
 
 
-def read_flow(section: tree.Section, diagnostics: Diagnostics) -> Flow | None:
+def get_flow(section: tree.Section, diagnostics: Diagnostics) -> Flow | None:
     """The section's settings; None if there are mistakes, which are added to `diagnostics`."""
-    return read(Flow, _settings(section, diagnostics, tree.Setting), diagnostics)
+    return parse_section(Flow, _settings(section, diagnostics, tree.Setting), diagnostics)
 
 
 def state_axes(
@@ -211,7 +211,7 @@ def check_patterns(section: tree.Section, program: Program, diagnostics: Diagnos
     # `state_axes` has reported the mistakes in groups already
     spans = [span for *_, span in _groups(section, Diagnostics())]
     # `strict` is off: the rules for all other parameters come last and have no span
-    groups = zip((state.of for state in program.state), spans, strict=False)
+    groups = zip((state.param_patterns for state in program.state), spans, strict=False)
     check_groups(groups, [param.name for param in program.params], diagnostics)
 
 
@@ -230,7 +230,7 @@ def _groups(
             diagnostics.error("E0406", message, entry.head, help=help)
             continue
         settings = _settings(entry, diagnostics, tree.Setting, tree.Section)
-        if group := read(StateGroup, settings, diagnostics):
+        if group := parse_section(StateGroup, settings, diagnostics):
             yield entry, group.params, group.spans["params"]
 
 
@@ -268,11 +268,11 @@ def _rules(
         if not isinstance(entry, tree.Rule):
             continue
         for kind in entry.dims:
-            _kind(kind, rules_by_kind, diagnostics)
+            _check_kind(kind, rules_by_kind, diagnostics)
             rules_by_kind[kind.name] = entry
         for axis in entry.axes:
-            _axis(axis, claims, sizes, diagnostics)
-        _each_once(entry.axes, sizes, diagnostics)
+            _check_axis(axis, claims, sizes, diagnostics)
+        _check_no_repeats(entry.axes, sizes, diagnostics)
     axes_by_kind: dict[str, tuple[str, ...]] = {}
     for kind, rule in rules_by_kind.items():
         if kind in STATES:
@@ -281,13 +281,15 @@ def _rules(
                 axis for axis, size in sizes.items() if size > 1 and axis in names
             )
     state = StateAxes(patterns, **axes_by_kind)
-    _nested(state, rules_by_kind, diagnostics)
+    _check_nested(state, rules_by_kind, diagnostics)
     return state
 
 
-def _kind(kind: tree.Name, rules_by_kind: dict[str, tree.Rule], diagnostics: Diagnostics) -> None:
+def _check_kind(
+    kind: tree.Name, rules_by_kind: dict[str, tree.Rule], diagnostics: Diagnostics
+) -> None:
     if kind.name not in STATES:
-        help = did_you_mean(kind.name, STATES) or said_elsewhere(kind.name)
+        help = did_you_mean(kind.name, STATES) or help_for_setting(kind.name)
         help = help or f"there are {listing(STATES)}, and stages of ZeRO: `zero 1 over dp`"
         diagnostics.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
     elif kind.name in rules_by_kind:
@@ -304,7 +306,7 @@ def _help_for_axis(name: str, names: Iterable[str]) -> str:
     return did_you_mean(name, axis_names) or f"axes of `mesh` are {listing(axis_names)}"
 
 
-def _axis(
+def _check_axis(
     axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], diagnostics: Diagnostics
 ) -> None:
     """An axis that shards state is one of the mesh, and data is sharded over it."""
@@ -327,7 +329,9 @@ def _axis(
         )
 
 
-def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], diagnostics: Diagnostics) -> None:
+def _check_no_repeats(
+    axes: Sequence[tree.Name], sizes: dict[str, int], diagnostics: Diagnostics
+) -> None:
     first: dict[str, tree.Name] = {}
     for axis in axes:
         if axis is not first.setdefault(axis.name, axis):
@@ -338,7 +342,7 @@ def _each_once(axes: Sequence[tree.Name], sizes: dict[str, int], diagnostics: Di
             )
 
 
-def _nested(
+def _check_nested(
     state: StateAxes, rules_by_kind: dict[str, tree.Rule], diagnostics: Diagnostics
 ) -> None:
     """A rank that holds a part of the parameters holds the same part of their gradients, and of

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from attrs import evolve, frozen
 
-from ..config.hf_names import HFWeight, shifted
+from ..config.hf_names import HFWeight, move_indices
 from ..config.settings import ParamGroup, Train
 from ..ir import Claim, Dim, StateAxes
 from ..syntax import tree
@@ -67,23 +67,23 @@ def divide(
     try:
         check_visible(model)
         divider = _Divider(model, dims, numbers)
-        items = _divided(model, divider)
+        items = _divide_items(model, divider)
     except (PlanError, Unknown) as error:
         if isinstance(error, PlanError):
             diagnostics.add(error)
         model = evolve(model, body=tuple(one_sided(model.body, diagnostics)))
         divider = _Divider(model, dims, numbers)
-        items = _divided(model, divider, diagnostics)
+        items = _divide_items(model, divider, diagnostics)
     copies = {name: tuple(parts) for name, parts in divider.copies.items()}
     body: list[Item] = []
     for item in items:
         if isinstance(item, tree.Init):
-            item = _initialised(item, copies, diagnostics)
+            item = _divide_init(item, copies, diagnostics)
         body.append(item)
-    return Divided(evolve(model, body=tuple(body)), divider.divided(), copies)
+    return Divided(evolve(model, body=tuple(body)), divider.get_parts(), copies)
 
 
-def _divided(
+def _divide_items(
     model: tree.Model, divider: "_Divider", diagnostics: Diagnostics | None = None
 ) -> list[Item]:
     """The items of a model without branches; statements with mistakes are left out where these
@@ -104,7 +104,7 @@ def _divided(
     return body
 
 
-def _initialised(
+def _divide_init(
     item: tree.Init, copies: Mapping[str, Sequence[Copy]], diagnostics: Diagnostics
 ) -> tree.Init:
     """Initial values of all parts of the parameters that an `init` names, or of a single part."""
@@ -142,7 +142,7 @@ class _Divider:
         self._count = 0
         self.copies: dict[str, list[Copy]] = {}
 
-    def divided(self) -> dict[str, tuple[Dim, ...]]:
+    def get_parts(self) -> dict[str, tuple[Dim, ...]]:
         """The parts of each divided dim, and the dim itself where another repeat still goes
         over it.
         """
@@ -184,10 +184,10 @@ class _Divider:
             return
         bodies: dict[range, tuple[tree.Statement, ...]] = {}
         for part in parts:
-            if body := tuple(self._chosen(item.body, item, part)):
+            if body := tuple(self._statements_of_part(item.body, item, part)):
                 bodies[part] = body
         dims = [self._part(item, part).name for part in bodies]
-        names_by_part = self._copied(dims, [*bodies.values()])
+        names_by_part = self._make_new_names(dims, [*bodies.values()])
         for (part, body), dim, names in zip(bodies.items(), dims, names_by_part, strict=True):
             renamed = [with_names(statement, names) for statement in body]
             inner = self.statements(renamed, (*starts, part.start))
@@ -236,7 +236,7 @@ class _Divider:
             )
         return int(value)
 
-    def _chosen(
+    def _statements_of_part(
         self, body: Sequence[tree.Statement], item: tree.Repeat, part: range
     ) -> Iterator[tree.Statement]:
         """The statements of a body that run in a part of the repeat `item`."""
@@ -246,13 +246,15 @@ class _Divider:
                     item.index and index.name == item.index.name
                 ):
                     side = first if part.stop <= evaluate(end, self._numbers) else others
-                    yield from self._chosen(side, item, part)
+                    yield from self._statements_of_part(side, item, part)
                 case tree.If():
-                    first = tuple(self._chosen(statement.body, item, part))
-                    others = tuple(self._chosen(statement.others, item, part))
+                    first = tuple(self._statements_of_part(statement.body, item, part))
+                    others = tuple(self._statements_of_part(statement.others, item, part))
                     yield evolve(statement, body=first, others=others)
                 case tree.Repeat():
-                    yield evolve(statement, body=tuple(self._chosen(statement.body, item, part)))
+                    yield evolve(
+                        statement, body=tuple(self._statements_of_part(statement.body, item, part))
+                    )
                 case tree.Bind() | tree.Route():
                     yield statement
 
@@ -265,7 +267,7 @@ class _Divider:
             parts[part] = Dim(self._free(f"{whole.name}_{len(parts)}"), len(part), span=whole.span)
         return parts[part]
 
-    def _copied(
+    def _make_new_names(
         self, dims: Sequence[str], bodies: Sequence[Sequence[tree.Statement]]
     ) -> list[dict[str, str]]:
         """For each part the new names of the parameters that other parts declare too, numbered
@@ -317,7 +319,7 @@ def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim
     """
     groups: list[ParamGroup] = []
     for group in train.optimizer.groups:
-        groups.append(evolve(group, params=_all_meant(group.params, copies)))
+        groups.append(evolve(group, params=_patterns_of_parts(group.params, copies)))
     recompute = train.recompute
     if recompute.word == "every":
         names: list[str] = []
@@ -331,10 +333,13 @@ def train_of_parts(train: Train, copies: Copies, dims: Mapping[str, Sequence[Dim
 
 def state_of_parts(state: Sequence[StateAxes], copies: Copies) -> tuple[StateAxes, ...]:
     """State of all parts of the parameters that it names."""
-    return tuple(evolve(group, of=_all_meant(group.of, copies)) for group in state)
+    return tuple(
+        evolve(group, param_patterns=_patterns_of_parts(group.param_patterns, copies))
+        for group in state
+    )
 
 
-def _all_meant(patterns: Sequence[str], copies: Copies) -> tuple[str, ...]:
+def _patterns_of_parts(patterns: Sequence[str], copies: Copies) -> tuple[str, ...]:
     """Each pattern, if it matches just the parts of the parameters that it means; otherwise the
     names of these parts.
     """
@@ -358,4 +363,4 @@ def names_of_parts(names: Sequence[HFWeight], copies: Copies) -> Iterator[HFWeig
     """An entry for each part of a parameter; its index goes on where the part before ends."""
     for weight in names:
         for copy in copies.get(weight.param, ()):
-            yield evolve(shifted(weight, copy.starts), param=copy.name)
+            yield evolve(move_indices(weight, copy.starts), param=copy.name)

@@ -134,7 +134,7 @@ def user_ops(
         diagnostics.doubt(op.name.name)
     for module, span in modules.items():
         with diagnostics.catch():
-            files(module, Path(source.path).parent, span)
+            get_files(module, Path(source.path).parent, span)
     return ops
 
 
@@ -163,17 +163,19 @@ def _check_signature(op: syntax.UserOp, ops: Mapping[str, UserOp]) -> None:
             "E0207", f"op `{op.name}` is declared twice", op.name.span, "repeated", notes=notes
         )
     keywords = [position.keyword for position in op.positions]
-    _once([operand.name for operand in op.operands] + keywords)
+    _check_no_duplicates([operand.name for operand in op.operands] + keywords)
     for operand in op.operands:
-        _once(operand.dims)
+        _check_no_duplicates(operand.dims)
     for dims in (*op.gives, op.along):
-        _once(dims)
+        _check_no_duplicates(dims)
     _check_operands(op)
     _check_positions(op)
     _check_causal(op)
     for dims in op.gives:
-        _among(dims, _operand_dims(op), "a dim of no operand")
-        _among(op.along, dims, "a dim that the result lacks, so that it has no slices along it")
+        _check_among(dims, _operand_dims(op), "a dim of no operand")
+        _check_among(
+            op.along, dims, "a dim that the result lacks, so that it has no slices along it"
+        )
 
 
 def _operand_dims(op: syntax.UserOp) -> list[syntax.Name]:
@@ -204,7 +206,7 @@ def _check_positions(op: syntax.UserOp) -> None:
     """Positions are along dims of operands, and have keywords that Python allows."""
     dims = [dim for dim in _operand_dims(op) if dim.name != LEAD]
     for position in op.positions:
-        _among([position.dim], dims, "a dim that no operand names")
+        _check_among([position.dim], dims, "a dim that no operand names")
         if iskeyword(position.keyword.name):
             help = "give it another name"
             raise wrong(
@@ -224,13 +226,13 @@ def _check_causal(op: syntax.UserOp) -> None:
     if dim is None:
         return
     for dims in op.gives:
-        _among([dim], dims, "no dim of each result")
+        _check_among([dim], dims, "no dim of each result")
     if dim.name in [name.name for name in op.along]:
         help = f"leave `causal {dim}` out: slices along a dim of `over` do not see each other"
         raise wrong("E0217", f"`{dim}` is in `over` too", dim.span, "slice by slice", help)
 
 
-def _once(names: Iterable[syntax.Name]) -> None:
+def _check_no_duplicates(names: Iterable[syntax.Name]) -> None:
     seen: set[str] = set()
     for name in names:
         if name.name in seen:
@@ -240,7 +242,7 @@ def _once(names: Iterable[syntax.Name]) -> None:
         seen.add(name.name)
 
 
-def _among(dims: Iterable[syntax.Name], allowed: Iterable[syntax.Name], what: str) -> None:
+def _check_among(dims: Iterable[syntax.Name], allowed: Iterable[syntax.Name], what: str) -> None:
     names = [name.name for name in allowed]
     for dim in dims:
         if dim.name not in names:
@@ -266,7 +268,7 @@ def _check_function(op: syntax.UserOp, source: Source) -> str:
     if not colon or not all(part.isidentifier() and not iskeyword(part) for part in (module, name)):
         help = 'a module beside the plan and its function, as in `from "my_ops:swiglu"`'
         raise wrong("E0217", f"`{text.value}` is not module:function", text.span, help=help)
-    tree = parsed(load(Path(source.path).parent / f"{module}.py", text.span), text.span)
+    tree = parse_module(load(Path(source.path).parent / f"{module}.py", text.span), text.span)
     functions = {stmt.name: stmt for stmt in tree.body if isinstance(stmt, ast.FunctionDef)}
     if name not in functions:
         help = did_you_mean(name, functions)
@@ -302,7 +304,7 @@ def _takes(args: ast.arguments, count: int, keywords: Sequence[str]) -> bool:
     )
 
 
-def parsed(module: Source, span: Span) -> ast.Module:
+def parse_module(module: Source, span: Span) -> ast.Module:
     """The syntax tree of a module that an op needs; `span` is the op's place.  Raises PlanError."""
     try:
         return ast.parse(module.text)
@@ -316,7 +318,7 @@ def parsed(module: Source, span: Span) -> ast.Module:
 # ---- the files
 
 
-def files(module: str, folder: Path, span: Span) -> dict[str, Source]:
+def get_files(module: str, folder: Path, span: Span) -> dict[str, Source]:
     """A module's file, and the files of its folder that it imports; `span` is the place of the op
     that needs them.
 
@@ -347,7 +349,7 @@ def _gather(module: str, folder: Path, span: Span, sources: dict[str, Source]) -
 
 def _imports(file: Source, span: Span) -> Iterator[str]:
     """The first words of what a module imports, wherever in it."""
-    for node in ast.walk(parsed(file, span)):
+    for node in ast.walk(parse_module(file, span)):
         match node:
             case ast.Import(names=names):
                 for alias in names:

@@ -13,7 +13,7 @@ from ..analysis.context_parallel import ULYSSES, attention_heads, heads_left
 from ..analysis.recompute import check as check_recomputed
 from ..analysis.vocabulary import tables
 from ..config.settings import ON, PADDED
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import DATA_DIMS, Axis, Claim, Dim, Op, Param, Program, sources_of
 from ..ops import OPS, roles
 from ..ops.routers import TOP
@@ -40,7 +40,7 @@ def validate(program: Program, mistakes: Diagnostics | None = None) -> Program:
     return program
 
 
-def _idle(program: Program, diagnostics: Diagnostics) -> None:
+def _check_idle(program: Program, diagnostics: Diagnostics) -> None:
     """Everything that is computed, and every parameter, has a part in the loss."""
     results = [end.name for end in program.region.yields]
     for name in program.types:
@@ -84,7 +84,7 @@ def _last_ops(ops: Sequence[Op]) -> Sequence[Op]:
     return last or ops[:1]
 
 
-def _compiled(program: Program, diagnostics: Diagnostics) -> None:
+def _check_compiled(program: Program, diagnostics: Diagnostics) -> None:
     """torch.compile makes no graph of a layer that sends as many rows as tokens chose."""
     routed = next((op for op in program.ops if op.kind == TOP.name), None)
     if routed and program.train.compile == ON:
@@ -95,7 +95,7 @@ def _compiled(program: Program, diagnostics: Diagnostics) -> None:
         diagnostics.error("E0412", message, routed.span, notes=notes, help="leave `compile` out")
 
 
-def _order(program: Program, diagnostics: Diagnostics) -> None:
+def _check_axis_order(program: Program, diagnostics: Diagnostics) -> None:
     """Several axes of one dim go in the mesh's order, outer first, and no axis twice."""
     order = [axis.name for axis in program.axes]
     for dim in dict.fromkeys(claim.dim for claim in program.claims):
@@ -113,7 +113,7 @@ def _order(program: Program, diagnostics: Diagnostics) -> None:
             )
 
 
-def _unused(program: Program, diagnostics: Diagnostics) -> None:
+def _check_unused(program: Program, diagnostics: Diagnostics) -> None:
     """Every claim shards something, and every axis is used."""
     used: set[str] = set()
     for type in program.types.values():
@@ -150,7 +150,7 @@ Clash = tuple[Param, Claim, Claim]
 """A parameter with two dims over one axis, the first that is claimed first."""
 
 
-def _weights(program: Program, diagnostics: Diagnostics) -> None:
+def _check_weights(program: Program, diagnostics: Diagnostics) -> None:
     """No rule shards two dims of one parameter over one axis; a dim that is one too many is one
     mistake.
     """
@@ -163,7 +163,7 @@ def _weights(program: Program, diagnostics: Diagnostics) -> None:
         for _, first, second in clashes:
             times.update((first, second))
         worst = max(times, key=lambda claim: (times[claim], program.claims.index(claim)))
-        _one_too_many(worst, [clash for clash in clashes if worst in clash], diagnostics)
+        _report_clash(worst, [clash for clash in clashes if worst in clash], diagnostics)
         clashes = [clash for clash in clashes if worst not in clash]
 
 
@@ -176,7 +176,7 @@ def _clashes(param: Param, claims: Sequence[Claim]) -> Iterator[Clash]:
             yield param, first, second
 
 
-def _one_too_many(claim: Claim, clashes: Sequence[Clash], diagnostics: Diagnostics) -> None:
+def _report_clash(claim: Claim, clashes: Sequence[Clash], diagnostics: Diagnostics) -> None:
     param, first, second = clashes[0]
     if len(clashes) == 1:
         message = (
@@ -199,7 +199,7 @@ def _one_too_many(claim: Claim, clashes: Sequence[Clash], diagnostics: Diagnosti
     diagnostics.error("E0505", message, claim.span, label, notes=notes, help=help)
 
 
-def _divisible(program: Program, diagnostics: Diagnostics) -> None:
+def _check_divisible(program: Program, diagnostics: Diagnostics) -> None:
     """Every axis divides its dims, and padding is legal."""
     kv_heads = {roles(op, program.types).kv_heads for op in program.ops}
     broken = set[str]()
@@ -214,8 +214,8 @@ def _divisible(program: Program, diagnostics: Diagnostics) -> None:
             continue
         broken.add(dim)
         _report_indivisible(program, claims, axes, degree, diagnostics)
-    _exchanged(program, diagnostics)
-    _padding(program, broken, diagnostics)
+    _check_head_exchange(program, diagnostics)
+    _check_padding(program, broken, diagnostics)
 
 
 def _report_indivisible(
@@ -252,7 +252,7 @@ def _report_indivisible(
     diagnostics.error("E0510", message, claims[-1].span, label, notes=notes, help=help)
 
 
-def _exchanged(program: Program, diagnostics: Diagnostics) -> None:
+def _check_head_exchange(program: Program, diagnostics: Diagnostics) -> None:
     """Where attention exchanges the sequence for heads, these are divided once more."""
     for claim in program.claims:
         if claim.via != ULYSSES:
@@ -281,7 +281,7 @@ def _check_exchanged(program: Program, claim: Claim, dim: str, diagnostics: Diag
     diagnostics.error("E0510", message, claim.span, label, notes=notes, help=help)
 
 
-def _padding(program: Program, broken: set[str], diagnostics: Diagnostics) -> None:
+def _check_padding(program: Program, broken: set[str], diagnostics: Diagnostics) -> None:
     """Padding counts for nothing: nothing but the loss sums or normalises over it, and each rank
     holds more than it.
 
@@ -307,32 +307,32 @@ def _padding(program: Program, broken: set[str], diagnostics: Diagnostics) -> No
             diagnostics.error("E0314", message, dim.span, label)
 
 
-def _machines(program: Program, diagnostics: Diagnostics) -> None:
+def _check_machines(program: Program, diagnostics: Diagnostics) -> None:
     """The mesh has as many ranks as the cluster has GPUs."""
     cluster, ranks, gpus = program.cluster, program.ranks, _gpus_per_node(program)
     if cluster.nodes * gpus == ranks:
-        _within_node(program, diagnostics)
+        _check_within_node(program, diagnostics)
         return
     # ranks of an axis that nothing uses are a mistake of their own
     if cluster.nodes * gpus == ranks // prod(axis.size for axis in _idle_axes(program)):
         return
-    nodes = counted(cluster.nodes, "node")
+    nodes = count_words(cluster.nodes, "node")
     if cluster.gpus_per_node:
-        nodes += f" of {counted(gpus, 'GPU')}"
+        nodes += f" of {count_words(gpus, 'GPU')}"
     if cluster.gpus_per_node is None:
         label = f"{ranks} / {cluster.nodes} is not whole"
     else:
-        label = counted(cluster.nodes * gpus, "GPU")
+        label = count_words(cluster.nodes * gpus, "GPU")
     diagnostics.error(
         "E0512",
-        f"the mesh has {counted(ranks, 'rank')}, the cluster {nodes}",
+        f"the mesh has {count_words(ranks, 'rank')}, the cluster {nodes}",
         cluster.spans.get("nodes", program.region.span),
         label,
         help="the product of the mesh's axes is the number of GPUs",
     )
 
 
-def _within_node(program: Program, diagnostics: Diagnostics) -> None:
+def _check_within_node(program: Program, diagnostics: Diagnostics) -> None:
     """Axes over which weights lie communicate inside every layer: they stay within one machine, if
     it can hold them.
 
@@ -351,11 +351,11 @@ def _within_node(program: Program, diagnostics: Diagnostics) -> None:
             others = [name for name in inner if name not in weights]
             diagnostics.error(
                 "E0511",
-                f"axis `{axis}` spans several nodes: {counted(span, 'rank')}, but"
-                f" {counted(gpus, 'GPU')} per node",
+                f"axis `{axis}` spans several nodes: {count_words(span, 'rank')}, but"
+                f" {count_words(gpus, 'GPU')} per node",
                 claim.span,
                 "communicates in every layer",
-                help=_within(inner_weights, others, program, gpus),
+                help=_help_within_node(inner_weights, others, program, gpus),
             )
 
 
@@ -380,12 +380,14 @@ def _degree(program: Program, dim: str) -> int:
     return program.degree(tuple(claim.axis for claim in claims))
 
 
-def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:
+def _help_within_node(
+    weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int
+) -> str:
     """How axes of weights, and the other axes inside of the first of them, get into one machine."""
     listed = listing(weights)
     if program.degree(weights) > gpus:
         together = ", together" * (len(weights) > 1)
-        help = f"make {listed} smaller{together}: a node has {counted(gpus, 'GPU')}"
+        help = f"make {listed} smaller{together}: a node has {count_words(gpus, 'GPU')}"
     else:
         smaller = listing((*weights, *others))
         help = f"write {listed} after {listing(others)} in `mesh`, or make {smaller} smaller"
@@ -400,13 +402,13 @@ def _gpus_per_node(program: Program) -> int:
     return program.cluster.gpus_per_node or program.ranks // program.cluster.nodes
 
 
-def _groups(program: Program, diagnostics: Diagnostics) -> None:
+def _check_groups(program: Program, diagnostics: Diagnostics) -> None:
     """Checks that groups of the optimizer name parameters, each in one group."""
     groups = ((group.params, group.spans["params"]) for group in program.train.optimizer.groups)
     check_groups(groups, [param.name for param in program.params], diagnostics)
 
 
-def _heads(program: Program, diagnostics: Diagnostics) -> None:
+def _check_heads(program: Program, diagnostics: Diagnostics) -> None:
     """Each key/value head serves as many query heads."""
     for op in program.ops:
         op_roles = roles(op, program.types)
@@ -419,12 +421,12 @@ def _heads(program: Program, diagnostics: Diagnostics) -> None:
             )
 
 
-def _constants(program: Program, diagnostics: Diagnostics) -> None:
+def _check_constants(program: Program, diagnostics: Diagnostics) -> None:
     """Each constant that an op is given is in its range, and rotation takes pairs."""
     for op in program.ops:
         check_ranges(OPS[op.kind], op, diagnostics)
         if last := roles(op, program.types).rotated:
-            _rope(program, op, last, diagnostics)
+            _check_rope(program, op, last, diagnostics)
 
 
 def _number(op: Op, name: str) -> float:
@@ -433,7 +435,7 @@ def _number(op: Op, name: str) -> float:
     return value
 
 
-def _rope(program: Program, op: Op, last: str, diagnostics: Diagnostics) -> None:
+def _check_rope(program: Program, op: Op, last: str, diagnostics: Diagnostics) -> None:
     dims, size, scaling = _number(op, "dims"), program.size(last), OPS["rope"].get(op, "scaling")
     if size % 2 and not dims:
         help = f"make it even, or rotate fewer dims with `dims={size - 1}`"
@@ -460,16 +462,16 @@ def _rope(program: Program, op: Op, last: str, diagnostics: Diagnostics) -> None
 
 
 CHECKS = (
-    _idle,
-    _order,
-    _unused,
-    _weights,
-    _divisible,
-    _machines,
-    _groups,
-    _heads,
-    _compiled,
-    _constants,
+    _check_idle,
+    _check_axis_order,
+    _check_unused,
+    _check_weights,
+    _check_divisible,
+    _check_machines,
+    _check_groups,
+    _check_heads,
+    _check_compiled,
+    _check_constants,
     check_causality,
 )
 """Each adds the mistakes that it finds in a program."""

@@ -7,7 +7,7 @@ from attrs import Factory, frozen
 from ..config.settings import Pipelining
 from ..schedules.actions import Schedule, stages_of_rank
 from ..syntax.source import Span
-from .regions import written_at
+from .regions import span_field
 from .types import Type
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -26,7 +26,7 @@ class Axis:
     size: int
     parent: str
     within: tuple[int, int] | None = None
-    span: Span = written_at()
+    span: Span = span_field()
 
 
 @frozen
@@ -47,7 +47,7 @@ class Dim:
     twin: str = ""
     chosen: str = ""
     padded: int = 0
-    span: Span = written_at()
+    span: Span = span_field()
 
 
 @frozen
@@ -69,7 +69,7 @@ class Claim:
     zigzag: bool = False
     via: str = ""
     within: str = ""
-    span: Span = written_at()
+    span: Span = span_field()
 
 
 @frozen
@@ -92,7 +92,7 @@ class Param:
     stacked: int
     inner: int
     init: Init
-    span: Span = written_at()
+    span: Span = span_field()
 
 
 @frozen
@@ -160,7 +160,7 @@ class StateAxes:
     shared out there is updated there.
     """
 
-    of: tuple[str, ...] = ("*",)
+    param_patterns: tuple[str, ...] = ("*",)
     parameters: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     optimizer: tuple[str, ...] = ()
@@ -179,7 +179,7 @@ class Pipeline:
     axis: str
     dims: tuple[str, ...]
     settings: Pipelining
-    given: Schedule | None = None
+    rows: Schedule | None = None
     """The rows of the plan's file, or, from `place_stages` on, the rows made for it; without
     messages.
     """

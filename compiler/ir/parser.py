@@ -16,10 +16,10 @@ from lark.exceptions import UnexpectedInput
 
 from ..config import settings
 from ..config.gpus import check_gpu
-from ..config.hf_names import read_names
-from ..config.schema import read
+from ..config.hf_names import parse_names
+from ..config.schema import parse_section
 from ..schedules.actions import Action, Schedule
-from ..schedules.csv_file import BadRows, read_csv
+from ..schedules.csv_file import BadRows, parse_csv
 from ..syntax.diagnostics import Diagnostics, PlanError, wrong
 from ..syntax.lark_parser import parser
 from ..syntax.parser import MAX_DIGITS, parse_plan
@@ -54,7 +54,7 @@ def read_ir(source: Source) -> Program:
     fields = _read_settings(sections, diagnostics)
     pipelining = None
     if "pipeline" in sections:
-        pipelining = read(settings.Pipelining, sections["pipeline"], diagnostics)
+        pipelining = parse_section(settings.Pipelining, sections["pipeline"], diagnostics)
     if fields["cluster"]:
         check_gpu(fields["cluster"], diagnostics)
     diagnostics.check()
@@ -76,18 +76,18 @@ def read_ir(source: Source) -> Program:
 def _read_settings(sections: Mapping[str, Section], diagnostics: Diagnostics) -> dict[str, Any]:
     """The fields of a program that have sections of their own, with defaults for absent ones."""
     fields: dict[str, Any] = {
-        "cluster": read(settings.Cluster, sections["cluster"], diagnostics),
-        "train": read(settings.Train, sections["train"], diagnostics),
+        "cluster": parse_section(settings.Cluster, sections["cluster"], diagnostics),
+        "train": parse_section(settings.Train, sections["train"], diagnostics),
         "flow": settings.Flow(),
         "watch": settings.Watch(),
         "names": (),
     }
     if "state" in sections:
-        fields["flow"] = read(settings.Flow, sections["state"], diagnostics)
+        fields["flow"] = parse_section(settings.Flow, sections["state"], diagnostics)
     if "watch" in sections:
-        fields["watch"] = read(settings.Watch, sections["watch"], diagnostics)
+        fields["watch"] = parse_section(settings.Watch, sections["watch"], diagnostics)
     if "names" in sections:
-        fields["names"] = read_names(sections["names"], diagnostics, {})
+        fields["names"] = parse_names(sections["names"], diagnostics, {})
     return fields
 
 
@@ -121,7 +121,7 @@ class _Builder(Transformer[Token, Program]):
             pipeline = evolve(
                 declared,
                 param_stages=tuple(lists["held"]),
-                given=_schedule(lists["given"]),
+                rows=_schedule(lists["given"]),
                 schedule=_schedule(lists["schedule"]),
             )
         fields: dict[str, Any] = {field: tuple(lists[field]) for field in FIELDS} | self._fields
@@ -341,11 +341,11 @@ def _schedule(rows: Parts) -> Schedule | None:
     lines = list[str]()
     for row in rows:
         lines.append(_GROUP.sub(r"\1", row).replace(" ", ","))
-    schedule = read_csv("\n".join(lines))
+    schedule = parse_csv("\n".join(lines))
     groups = list[tuple[Action, ...]]()
     for row in rows:
         for group in _GROUP.findall(row):
-            groups.append(tuple(filter(None, map(Action.of, group.split()))))
+            groups.append(tuple(filter(None, map(Action.parse, group.split()))))
     return evolve(schedule, groups=tuple(groups))
 
 

@@ -99,7 +99,7 @@ class Step:
     source: Placement
     target: Placement
 
-    def applied(self, type: Type, program: Program) -> Type:
+    def type_after(self, type: Type, program: Program) -> Type:
         """The type after this step."""
         places = dict(type.places) | dict.fromkeys(self.axes, self.target)
         return Type(type.dtype, type.dims, program.places(places))
@@ -136,7 +136,7 @@ def path(program: Program, type: Type, want: Places) -> list[Step]:
     # what several axes do alike is one coercion
     groups: dict[tuple[Placement, Placement, str], tuple[str, ...]] = {}
     for axis in order:
-        for source, target in _hops(type.at(axis), wanted.get(axis, INVARIANT)):
+        for source, target in _hops(type.placement_on(axis), wanted.get(axis, INVARIANT)):
             apart = _apart(program, axis, source, target)
             groups[source, target, apart] = (*groups.get((source, target, apart), ()), axis)
     steps = [Step(axes, source, target) for (source, target, _), axes in groups.items()]
@@ -179,7 +179,7 @@ def _apart(program: Program, axis: str, *places: Placement) -> str:
 def _check_order(steps: Iterable[Step], before: Type, program: Program) -> None:
     """Raises OrderError where a step is not over the innermost axes of its dim."""
     for step in steps:
-        after = step.applied(before, program)
+        after = step.type_after(before, program)
         for place, type in ((step.source, before), (step.target, after)):
             axes = step.axes
             if place.kind is S:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from attrs import asdict
 
 from ..config.hf_names import show_names
-from ..config.schema import show
+from ..config.schema import print_section
 from ..config.settings import Flow, Watch
 from .declarations import STATES, Bucket, Buffer, Claim, Dim, Param, Pipeline, StateAxes
 from .program import Program
@@ -31,14 +31,14 @@ def print_ir(program: Program) -> str:
 
 def _settings(program: Program) -> Iterator[str]:
     """The sections of a plan that a program keeps; sections that say nothing are left out."""
-    yield show(program.cluster)
-    yield show(program.train)
+    yield print_section(program.cluster)
+    yield print_section(program.train)
     if program.flow != Flow():
-        yield show(program.flow)
+        yield print_section(program.flow)
     if program.watch != Watch():
-        yield show(program.watch)
+        yield print_section(program.watch)
     if program.pipeline:
-        yield show(program.pipeline.settings)
+        yield print_section(program.pipeline.settings)
     if program.names:
         yield show_names(program.names)
 
@@ -76,7 +76,7 @@ def _claim(claim: Claim) -> str:
 def how_claimed(claim: Claim) -> str:
     """The last words of a claim, for instance ` as zigzag via ring`; "" for most."""
     layout = "zigzag" if claim.zigzag else ""
-    return _said({"as": layout, "via": claim.via, "within": claim.within})
+    return _words({"as": layout, "via": claim.via, "within": claim.within})
 
 
 def _param(param: Param) -> str:
@@ -92,10 +92,10 @@ def _buffer(buffer: Buffer) -> str:
 
 def _more(dim: Dim) -> str:
     valid = dim.valid if dim.valid < dim.size else 0
-    return _said({"of": valid, "twin": dim.twin, "chosen": dim.chosen, "padded": dim.padded})
+    return _words({"of": valid, "twin": dim.twin, "chosen": dim.chosen, "padded": dim.padded})
 
 
-def _said(values_by_word: Mapping[str, int | str]) -> str:
+def _words(values_by_word: Mapping[str, int | str]) -> str:
     """Words with their values; words without a value are left out."""
     return "".join(f" {word} {value}" for word, value in values_by_word.items() if value)
 
@@ -105,7 +105,7 @@ def _state(state: StateAxes) -> str:
     for kind in STATES:
         if axes := getattr(state, kind):
             words.append(f"{kind} [{_join(axes)}]")
-    return " ".join([*words, "of", _attr(state.of)])
+    return " ".join([*words, "of", _attr(state.param_patterns)])
 
 
 def _bucket(bucket: Bucket) -> str:
@@ -126,13 +126,13 @@ def _pipeline(pipeline: Pipeline) -> Iterator[str]:
         more["layers"] = f"[{_join(pipeline.layers)}]"
     if pipeline.stage_to_rank:
         more["stage_to_rank"] = f"[{_join(pipeline.stage_to_rank)}]"
-    yield f"pipeline {pipeline.axis} of [{_join(pipeline.dims)}]{_said(more)}"
+    yield f"pipeline {pipeline.axis} of [{_join(pipeline.dims)}]{_words(more)}"
     for name, stages in pipeline.param_stages:
         yield f"held {name} by [{_join(stages)}]"
-    for word, schedule in (("given", pipeline.given), ("row", pipeline.schedule)):
+    for word, schedule in (("given", pipeline.rows), ("row", pipeline.schedule)):
         if not schedule:
             continue
-        for row in schedule.grouped:
+        for row in schedule.words_with_groups:
             yield f'{word} "{" ".join(row)}"'
 
 

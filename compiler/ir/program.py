@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from ..config.hf_names import HFWeight
 from ..config.settings import Cluster, Flow, Train, Watch
-from ..schedules.actions import Known
+from ..schedules.actions import ResultCache
 from .declarations import Axis, Bucket, Buffer, Claim, Dim, Param, Pipeline, StateAxes
 from .regions import Op, Region
 from .types import (
@@ -28,7 +28,7 @@ from .walk import blocks, regions_in, values, walk
 
 
 @frozen
-class Program(Known):
+class Program(ResultCache):
     """A plan on its way to a training program, after the pass `after`."""
 
     name: str
@@ -62,13 +62,13 @@ class Program(Known):
     @cached_property
     def types(self) -> Mapping[str, Type]:
         """The type of every parameter and value, by name."""
-        types = {param.name: param.type for param in self.stored}
+        types = {param.name: param.type for param in self.params_and_buffers}
         for value in values(self.region):
             types[value.name] = value.type
         return types
 
     @property
-    def stored(self) -> tuple[Param, ...]:
+    def params_and_buffers(self) -> tuple[Param, ...]:
         """Parameters and buffers: a step makes them anew; checkpoints and files of weights hold
         them.
         """
@@ -107,7 +107,7 @@ class Program(Known):
         """How many losses there are: the sum over tokens, and perhaps the loss of the routers,
         which counts as it is.
         """
-        others = 0 if self.region.kind == "model" else 2 + len(self.stored)
+        others = 0 if self.region.kind == "model" else 2 + len(self.params_and_buffers)
         return len(self.region.yields) - self.routes - others
 
     @cached_property
@@ -119,7 +119,7 @@ class Program(Known):
         return sum(self.types[end.name].dtype not in FLOATS for end in region.yields)
 
     @property
-    def made(self) -> int:
+    def microbatch_results(self) -> int:
         """How many values a microbatch makes, before gradients: losses and loads."""
         return self.losses + self.routes
 
@@ -155,7 +155,7 @@ class Program(Known):
         """The global size of `dim` without padding."""
         return self.dim(dim).valid
 
-    def sized(self, sizes: Mapping[str, int]) -> "Program":
+    def with_sizes(self, sizes: Mapping[str, int]) -> "Program":
         """The program with other sizes of some dims."""
         dims = list[Dim]()
         for dim in self.dims:
@@ -177,7 +177,7 @@ class Program(Known):
         with a pattern that matches its name.
         """
         for state in self.state:
-            if any(fnmatchcase(param, pattern) for pattern in state.of):
+            if any(fnmatchcase(param, pattern) for pattern in state.param_patterns):
                 return state
         return StateAxes()
 
@@ -217,7 +217,7 @@ class Program(Known):
         axes = type.axes_of(dim)
         return self.size(dim) // self.degree(axes) if axes else self.size(dim)
 
-    def joined(self, type: Type) -> tuple[tuple[str, ...], ...]:
+    def dims_in_memory(self, type: Type) -> tuple[tuple[str, ...], ...]:
         """The dims of a value as they lie in memory: rows of experts are one dim, all others are by
         themselves.
 
@@ -240,7 +240,7 @@ class Program(Known):
 
     def place_of(self, type: Type, dim: str) -> int:
         """Which dim in memory has the dim `dim` of a value."""
-        return next(index for index, dims in enumerate(self.joined(type)) if dim in dims)
+        return next(index for index, dims in enumerate(self.dims_in_memory(type)) if dim in dims)
 
     @cached_property
     def _local_shapes(self) -> dict[Type, tuple[int, ...]]:
@@ -254,7 +254,7 @@ class Program(Known):
         shape = self._local_shapes.get(type)
         if shape is None:
             sizes = list[int]()
-            for dims in self.joined(type):
+            for dims in self.dims_in_memory(type):
                 if len(dims) == 1:
                     sizes.append(self.local_size(type, dims[0]))
                 else:

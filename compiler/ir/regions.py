@@ -13,7 +13,7 @@ def _line(span: Span) -> tuple[str, int]:
     return span.file, span.line
 
 
-def written_at() -> Span:
+def span_field() -> Span:
     """The field for a place in a plan; only its file and line count for equality."""
     return field(eq=_line, repr=False, kw_only=True)
 
@@ -26,7 +26,7 @@ class Op:
     inputs: tuple[str, ...]
     outputs: tuple[Value, ...]
     attrs: tuple[tuple[str, Attr], ...] = ()
-    span: Span = written_at()
+    span: Span = span_field()
 
     def get(self, key: str) -> Attr:
         """The attribute `key`, which the op's kind declares."""
@@ -89,7 +89,7 @@ class Region:
     results: tuple[Value, ...] = ()
     dim: str = ""
     reverse: bool = False
-    span: Span = written_at()
+    span: Span = span_field()
 
 
 Stmt = Op | Region

@@ -12,7 +12,7 @@ Run = tuple[int, int]
 """Where a run of positions begins, and where it ends."""
 
 
-def held(program: Program, type: Type, dim: str) -> Iterator[tuple[Run, ...]]:
+def runs_of_ranks(program: Program, type: Type, dim: str) -> Iterator[tuple[Run, ...]]:
     """For each rank of the axes that shard `dim`, the runs of positions that it holds, in its
     order.
     """
@@ -25,12 +25,12 @@ def held(program: Program, type: Type, dim: str) -> Iterator[tuple[Run, ...]]:
         finer = list[tuple[Run, ...]]()
         for part in parts:
             for pieces in pieces_by_rank:
-                finer.append(_taken(part, pieces, len(pieces) * ranks))
+                finer.append(_pieces_of_runs(part, pieces, len(pieces) * ranks))
         parts = finer
     yield from parts
 
 
-def _taken(runs: Sequence[Run], pieces: Sequence[int], count: int) -> tuple[Run, ...]:
+def _pieces_of_runs(runs: Sequence[Run], pieces: Sequence[int], count: int) -> tuple[Run, ...]:
     """Some of `count` equal pieces of the positions of some runs."""
     length = sum(stop - start for start, stop in runs) // count
     taken: list[Run] = []

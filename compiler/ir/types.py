@@ -58,7 +58,7 @@ class Type:
     dims: tuple[str, ...]
     places: Places = ()
 
-    def at(self, axis: str) -> Placement:
+    def placement_on(self, axis: str) -> Placement:
         """The placement on `axis`."""
         return dict(self.places).get(axis, INVARIANT)
 
@@ -78,7 +78,7 @@ class Type:
         assert self.dims[:1] == (dim,), f"{dim} does not lead {self.dims}"
         return evolve(self, dims=self.dims[1:])
 
-    def stacked(self, dim: str) -> "Type":
+    def stack_along(self, dim: str) -> "Type":
         """The type of such values stacked along a new leading `dim`."""
         return evolve(self, dims=(dim, *self.dims))
 

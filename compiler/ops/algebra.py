@@ -15,7 +15,7 @@ def _same_numbers(types: Sequence[Type], op: Op) -> None:
         raise TypingError(f"{op.kind} takes numbers of one element type, not {', '.join(dtypes)}")
 
 
-def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
+def _widest_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     """The dims of the widest operand, which has all dims of the others in its order."""
     _same_numbers(types, op)
     widest = max(types, key=lambda type: len(type.dims))
@@ -27,7 +27,7 @@ def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(widest.dtype, widest.dims)]
 
 
-def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
+def _contraction_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     """The dims of both operands, in order, without the dims that are summed over."""
     _same_numbers(types, op)
     over, (x, w) = op.names("over"), types
@@ -39,7 +39,7 @@ def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, (*left, *right))]
 
 
-def narrowed(grad: str, name: str, full: Sequence[str], b: Builder) -> str:
+def sum_to_operand(grad: str, name: str, full: Sequence[str], b: Builder) -> str:
     """The gradient of an operand that was broadcast to the dims `full`: summed over the dims that
     the operand lacks.
     """
@@ -51,7 +51,7 @@ def _add_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     (grad,), full = grads, op.outputs[0].type.dims
     terms: list[str | None] = []
     for name in op.inputs:
-        terms.append(narrowed(grad, name, full, b) if b.wanted(name) else None)
+        terms.append(sum_to_operand(grad, name, full, b) if b.is_wanted(name) else None)
     return terms
 
 
@@ -59,10 +59,10 @@ def _mul_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     (grad,), (x, y), full = grads, op.inputs, op.outputs[0].type.dims
 
     def gradient(factor: str, other: str) -> str | None:
-        if not b.wanted(factor):
+        if not b.is_wanted(factor):
             return None
-        (product,) = b.emit("mul", [grad, b.saved(other)], [factor])
-        return narrowed(product, factor, full, b)
+        (product,) = b.emit("mul", [grad, b.save(other)], [factor])
+        return sum_to_operand(product, factor, full, b)
 
     return [gradient(x, y), gradient(y, x)]
 
@@ -70,13 +70,13 @@ def _mul_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
 def _div_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """y = x / z: dx = dy / z, dz = -dy · y / z."""
     (grad,), (x, z), full = grads, op.inputs, op.outputs[0].type.dims
-    (over,) = b.emit("div", [grad, b.saved(z)], [x])
-    dx = narrowed(over, x, full, b) if b.wanted(x) else None
-    if not b.wanted(z):
+    (over,) = b.emit("div", [grad, b.save(z)], [x])
+    dx = sum_to_operand(over, x, full, b) if b.is_wanted(x) else None
+    if not b.is_wanted(z):
         return [dx, None]
-    (product,) = b.emit("mul", [over, b.saved(op.outputs[0].name)], [z])
+    (product,) = b.emit("mul", [over, b.save(op.outputs[0].name)], [z])
     (negative,) = b.emit("scale", [product], [z], by=-1.0)
-    return [dx, narrowed(negative, z, full, b)]
+    return [dx, sum_to_operand(negative, z, full, b)]
 
 
 def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
@@ -86,10 +86,10 @@ def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     (grad,), (x, w), summed = grads, op.inputs, op.names("over")
 
     def gradient(factor: str, other: str) -> str | None:
-        if not b.wanted(factor):
+        if not b.is_wanted(factor):
             return None
         outer = tuple(dim for dim in b.type(other).dims if dim not in summed)
-        return b.emit("contract", [grad, b.saved(other)], [factor], over=outer)[0]
+        return b.emit("contract", [grad, b.save(other)], [factor], over=outer)[0]
 
     return [gradient(x, w), gradient(w, x)]
 
@@ -97,7 +97,7 @@ def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
 ADD = OpDef(
     "add",
     "The sum of any number of operands; operands of fewer dims are broadcast.",
-    _widest,
+    _widest_shape,
     operands=takes("x"),
     variadic=True,
     linear=((ALL,),),
@@ -108,7 +108,7 @@ ADD = OpDef(
 MUL = OpDef(
     "mul",
     "The elementwise product of two operands.",
-    _widest,
+    _widest_shape,
     operands=takes("x", "y"),
     linear=((0,), (1,)),
     adjoint=_mul_adjoint,
@@ -119,7 +119,7 @@ MUL = OpDef(
 DIV = OpDef(
     "div",
     "The elementwise quotient x / y.",
-    _widest,
+    _widest_shape,
     operands=takes("x", "y"),
     linear=((0,),),
     adjoint=_div_adjoint,
@@ -151,7 +151,7 @@ SHIFT = OpDef(
 CONTRACT = OpDef(
     "contract",
     "The product x·w summed over the dims `over`; written `x @ w[over -> …]`.",
-    _contracted,
+    _contraction_shape,
     operands=takes("x", "w"),
     attributes=(Attribute("over", kinds=(tuple,)),),
     linear=((0,), (1,)),

@@ -12,7 +12,7 @@ from typing import TypeVar
 from attrs import evolve
 
 from ..ir import BATCH, DATA_DIMS, SEQUENCE, Op, Placement, Type
-from ..ir.splits import held
+from ..ir.splits import runs_of_ranks
 from .call import Argument, Call, Keyword, Positions, part_of
 from .dropout import DRAWS, SITE, check_draws
 from .protocol import DETERMINISTIC, Attribute, OpDef, Operand, Shape, TypingError, Vjp
@@ -21,7 +21,7 @@ from .roles import Roles
 from .saved_tensors import Local, Saved
 from .work import Scores, Work
 
-DOCUMENTS = Operand("documents", given="documents", optional=True)
+DOCUMENTS = Operand("documents", input_name="documents", optional=True)
 """Which document each token is of."""
 
 LAST = (DOCUMENTS, evolve(DRAWS, optional=True))
@@ -77,7 +77,7 @@ def attention_roles(types: Sequence[Type], op: Op) -> Roles:
     return Roles(query_seq=SEQUENCE, key_seq=SEQUENCE, heads=heads, kv_heads=kv_heads)
 
 
-def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
+def _attention_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     q, k, v, *optional = types
     documents, draws = documents_and_draws(op, optional)
     heads, kv_heads = head_dims(q, k)
@@ -155,7 +155,7 @@ def _attention_saves(local: Local) -> Saved:
         return _scores(local)
     masks, padded = 0, dict[int, int]()
     if not (local.kernels and is_special(local)):  # torch's own attention
-        masks, padded = _masks(local) * local.item, _padded(local)
+        masks, padded = _masks(local) * local.item, _bytes_of_wider_rows(local)
     others: list[tuple[str, int]] = []
     if masks:
         others.append(("mask", masks))
@@ -178,7 +178,7 @@ WIDER = "result, padded"
 _NAMES = ("queries", "keys", "values")
 
 
-def _padded(local: Local) -> dict[int, int]:
+def _bytes_of_wider_rows(local: Local) -> dict[int, int]:
     """The bytes of the tensors that torch's attention for CPUs has with wider rows, by number.
 
     Numbers 0 to 2 are q, k and v; 3 is the result.
@@ -204,7 +204,7 @@ def _chunks(local: Local) -> int:
     sees_part = dict(local.op.attrs)["mask"] == "causal" or 0 < window_of(local.op) < size
     if not q.axes_of(SEQUENCE) or not sees_part:
         return 1
-    return max(map(len, held(local.program, q, SEQUENCE)))
+    return max(map(len, runs_of_ranks(local.program, q, SEQUENCE)))
 
 
 def _masks(local: Local) -> int:
@@ -237,7 +237,7 @@ def _masks(local: Local) -> int:
 
     samples = local.program.elements(documents[0]) // size if documents else 1
     most = 0
-    for runs in held(local.program, local.types[0], SEQUENCE):
+    for runs in runs_of_ranks(local.program, local.types[0], SEQUENCE):
         most = max(most, sum(mask_elements(*run) for run in runs))
     return samples * most
 
@@ -285,11 +285,11 @@ def _attention_workspace(local: Local, back: bool = False) -> int:
     if not local.kernels or "dropout" in attrs or not is_special(local):
         queries = local.program.local_size(local.types[0], SEQUENCE) // _chunks(local)
         return _scores_twice(local) or flash_workspace(local, back, queries, size)
-    if local.launched:
+    if local.runs_kernel:
         return 0
     scores = scores_of_some(local, back, size)
     if back and local.is_narrow:  # gradients are summed in float32
-        return scores + sum(map(local.widened, range(3)))
+        return scores + sum(map(local.wide_bytes, range(3)))
     return scores
 
 
@@ -363,7 +363,7 @@ def flash_workspace(local: Local, back: bool, queries: int, keys: int) -> int:
     sums = 1
     if DETERMINISTIC.name in dict(local.op.attrs):
         sums = -(-MULTIPROCESSORS // samples_and_heads)
-    return local.widened() * sums + query_rows(local) * local.wide + repeated
+    return local.wide_bytes() * sums + query_rows(local) * local.wide + repeated
 
 
 def _cpu_flash_workspace(local: Local, back: bool, queries: int, keys: int) -> int:
@@ -421,7 +421,7 @@ def attention_work(local: Local, backward: bool = False) -> Work:
         return 2 * of_causal - (stop - start)  # the window reaches both ways
 
     most = 0
-    for runs in held(local.program, q, SEQUENCE):
+    for runs in runs_of_ranks(local.program, q, SEQUENCE):
         most = max(most, sum(pairs(*run) for run in runs))
     heads = query_rows(local) // local.program.local_size(q, SEQUENCE)
     width = local.program.size(q.dims[-1])
@@ -476,7 +476,7 @@ ATTENTION = OpDef(
     " query sees keys less than `window` away, 0 all; of `documents`, where they are given,"
     " only keys of its own;"
     " `dropout` drops weights after the softmax.",
-    _attended,
+    _attention_shape,
     operands=(Operand("q"), Operand("k"), Operand("v"), *LAST),
     attributes=(
         Attribute("mask", choices=("causal", "full")),

@@ -10,7 +10,7 @@ from ..syntax.source import Span
 from . import OPS
 
 
-def retyped(program: Program, op: Op, types: Mapping[str, Type]) -> Op:
+def infer_types(program: Program, op: Op, types: Mapping[str, Type]) -> Op:
     """The op with results as its entry infers them.
 
     Raises TypingError where the operands do not fit.
@@ -63,12 +63,12 @@ class OpBuilder:
         self.body.append(op)
         return op.outputs[0].name if op.outputs else ""
 
-    def typed(self, op: Op) -> tuple[str, ...]:
+    def append_typed(self, op: Op) -> tuple[str, ...]:
         """Appends an op with new results, named after its own results and typed as its entry
         infers.
         """
         results: list[Value] = []
-        for value in retyped(self.program, op, self.types).outputs:
+        for value in infer_types(self.program, op, self.types).outputs:
             results.append(self.value(value.name, value.type))
         self.body.append(evolve(op, outputs=tuple(results)))
         return tuple(value.name for value in results)
@@ -76,13 +76,15 @@ class OpBuilder:
     def write(self, kind: str, inputs: Sequence[str], like: str, **attrs: Attr) -> str:
         """Appends an op of one result, named after `like`."""
         due = Value(like, Type("", ()))
-        return self.typed(Op(kind, tuple(inputs), (due,), tuple(attrs.items()), span=self.span))[0]
+        return self.append_typed(
+            Op(kind, tuple(inputs), (due,), tuple(attrs.items()), span=self.span)
+        )[0]
 
     def coerce(self, name: str, step: Step, like: str = "") -> str:
         """Appends a coercion, unless it is over no axis."""
         if not step.axes:
             return name
-        value = self.value(like or name, step.applied(self.types[name], self.program))
+        value = self.value(like or name, step.type_after(self.types[name], self.program))
         return self.append(step.op(name, value, self.span))
 
     def cast(self, name: str, dtype: str) -> str:
@@ -91,7 +93,7 @@ class OpBuilder:
             return name
         return self.write("cast", [name], name, dtype=dtype)
 
-    def reduced(self, name: str) -> str:
+    def reduce(self, name: str) -> str:
         """The value with its pending sums done."""
         type = self.types[name]
         want = tuple((axis, place) for axis, place in type.places if place.kind is not Kind.PARTIAL)

@@ -109,7 +109,7 @@ def chunk(local: Local, *, by_tokens: bool) -> tuple[int, int]:
     else:
         elements = tokens * min(classes, few_columns(classes))
     item, wide = ITEM_BYTES[type.dtype], max(4, ITEM_BYTES[type.dtype])
-    if local.launched:
+    if local.runs_kernel:
         return elements * item, 0
     terms = 4 if "cap" in dict(local.op.attrs) else 1 + (item < wide)
     return elements * item, elements * wide * terms

@@ -5,13 +5,13 @@ inverse.
 from collections.abc import Mapping, Sequence
 
 from ..ir import DATA_DIMS, Op, Type
-from .algebra import narrowed
+from .algebra import sum_to_operand
 from .call import Call
 from .protocol import ALL, Attribute, Builder, Dims, Joins, OpDef, Operand, Shape, TypingError
-from .saved_tensors import viewed
+from .saved_tensors import is_view
 
 
-def _joined(types: Sequence[Type], op: Op) -> list[Shape]:
+def _concat_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     dim, dtype = str(op.get("as")), types[0].dtype
     before = max((type.dims[:-1] for type in types), key=len)
     for type in types:
@@ -42,10 +42,12 @@ def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     *before, _ = op.outputs[0].type.dims
     lasts = _lasts([b.type(name) for name in op.inputs])
     parts = b.emit("split", grads, op.inputs, parts=lasts)
-    return [narrowed(part, name, before, b) for part, name in zip(parts, op.inputs, strict=True)]
+    return [
+        sum_to_operand(part, name, before, b) for part, name in zip(parts, op.inputs, strict=True)
+    ]
 
 
-def _parted(types: Sequence[Type], op: Op) -> list[Shape]:
+def _split_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     (x,), parts = types, op.names("parts")
     if not x.dims or {x.dims[-1], *parts} & {*DATA_DIMS, *x.dims[:-1]}:
         raise TypingError("split divides a dim of the model, into ones that its operand lacks")
@@ -73,7 +75,7 @@ CONCAT = OpDef(
     "The operands concatenated along their last dims, which together are the dim `as`.  One"
     " that lacks other dims is"
     " repeated over them.  A single operand is itself, by another name of its last dim.",
-    _joined,
+    _concat_shape,
     operands=(Operand("x"),),
     attributes=(Attribute("as", dims="any"),),
     variadic=True,
@@ -90,7 +92,7 @@ CONCAT = OpDef(
 SPLIT = OpDef(
     "split",
     "Consecutive slices of the last dim, which the dims `parts` make up: as many results.",
-    _parted,
+    _split_shape,
     operands=(Operand("x"),),
     attributes=(Attribute("parts", dims="several"),),
     linear=((0,),),
@@ -102,6 +104,6 @@ SPLIT = OpDef(
     function="split",
     torch="split",
     call=lambda local: Call(tuple(map(local.program.size, local.op.names("parts")))),
-    views=viewed,
+    views=is_view,
     user_visible=True,
 )

@@ -15,7 +15,7 @@ from .call import Argument, Call, Dims, Group, Positions, Shards, part_of
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .saved_tensors import Local
 
-DRAWS = Operand("draws", given="draws", implied=True)
+DRAWS = Operand("draws", input_name="draws", implied=True)
 SITE = Attribute("site", kinds=(int,), implied=True)
 
 
@@ -32,7 +32,7 @@ def check_draws(draws: Type, x: Type) -> None:
         )
 
 
-def _dropped(types: Sequence[Type], op: Op) -> list[Shape]:
+def _dropout_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     """Elements are counted sample by sample with the positions outermost, wherever `batch` lies
     in memory.
     """
@@ -59,7 +59,7 @@ def _call(local: Local) -> Call:
 DROPOUT = OpDef(
     "dropout",
     "Zero with probability `p`, else x / (1 − p), each element by itself (Srivastava et al. 2014).",
-    _dropped,
+    _dropout_shape,
     operands=(Operand("x"), DRAWS),
     attributes=(Attribute("p", share=True), SITE),
     linear=((0,),),

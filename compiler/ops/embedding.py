@@ -10,7 +10,7 @@ from .saved_tensors import Local, Saved
 from .work import Work, size
 
 
-def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
+def _embedding_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     tokens, table = types
     if len(table.dims) != 2 or set(table.dims) & set(tokens.dims):
         raise TypingError(
@@ -29,7 +29,7 @@ def _rows(local: Local) -> Saved:
     return Saved(others=(("rows", local.bytes()), ("rows elsewhere", local.elements())))
 
 
-def _unmasked(local: Local) -> int:
+def _workspace(local: Local) -> int:
     """Rows of a part of the table, before the rows of other ranks are zeroed."""
     table = local.types[1]
     if local.program.degree(table.axes_of(table.dims[0])) == 1:
@@ -55,8 +55,8 @@ EMBEDDING = OpDef(
     "embedding",
     "Rows of `table`; where its first dim is sharded, rows of other ranks count zero and the"
     " result is partial.",
-    _looked_up,
-    operands=(Operand("tokens", given="tokens"), Operand("table")),
+    _embedding_shape,
+    operands=(Operand("tokens", input_name="tokens"), Operand("table")),
     roles=lambda types, op: Roles(rows=types[1].dims[0]),
     vjp=Vjp(delayed=True, work=_gradient_work),
     function="embedding",
@@ -64,7 +64,7 @@ EMBEDDING = OpDef(
     call=_call,
     stem="e",
     saves=_rows,
-    workspace=_unmasked,
+    workspace=_workspace,
     work=lambda local: Work(bytes=2 * size(local, local.op.outputs[0].type)),
     user_visible=True,
 )

@@ -18,7 +18,7 @@ from math import prod
 from attrs import evolve
 
 from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, Op, Placement, Program, Type, sharded
-from .algebra import narrowed
+from .algebra import sum_to_operand
 from .call import Argument, Call, Dims, Experts, Group
 from .messages import Message, pieces
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vjp, takes
@@ -40,7 +40,7 @@ ASYNC = Attribute("async_op", choices=("off", "on"), default="off", implied=True
 # ---- types
 
 
-def _sorted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _order_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The order of rows, placed as the choices are.
 
     Over the axes `own`, on which all ranks have the same tokens, each rank has its own experts.
@@ -68,14 +68,14 @@ def with_own_experts(op: Op, work: Sequence[str]) -> Op:
     return evolve(op, attrs=(*op.attrs, (OWN.name, tuple(axes)))) if axes else op
 
 
-def _dispatched(types: Sequence[Type], op: Op) -> list[Shape]:
+def _dispatch_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     x, order = types
     if x.dims[:-1] != order.dims[1:-1]:
         raise TypingError(f"{op.kind} takes x [{', '.join(order.dims[1:-1])}, features]")
     return [(x.dtype, (order.dims[0], *x.dims))]
 
 
-def _combined(types: Sequence[Type], op: Op) -> list[Shape]:
+def _combine_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     rows, gates, order = types
     if gates.dims != order.dims[1:] or rows.dims[:-1] != order.dims[:-1]:
         raise TypingError(
@@ -94,7 +94,7 @@ def _products(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, (experts, *left, *right))]
 
 
-def _biased(types: Sequence[Type], op: Op) -> list[Shape]:
+def _bias_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     """The rows; each expert adds a row of its own to them."""
     x, b, *_ = types
     if x.dtype != b.dtype or b.dims != tuple(dim for dim in x.dims if dim not in DATA_DIMS):
@@ -117,7 +117,7 @@ def moves(op: Op) -> Iterator[tuple[str, str]]:
         yield axis, dim
 
 
-def _moved(program: Program, type: Type, op: Op) -> Type:
+def _type_after_exchange(program: Program, type: Type, op: Op) -> Type:
     experts = program.experts_of(type)
     pairs = [{experts, tokens} for tokens in DATA_DIMS]
     places: dict[str, Placement] = dict(type.places)
@@ -128,12 +128,12 @@ def _moved(program: Program, type: Type, op: Op) -> Type:
     return Type(type.dtype, type.dims, program.places(places))
 
 
-def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _exchange_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """Rows lie as the order `held` says before or after their exchange; padded rows lie alike on
     all ranks.
     """
     rows, *orders = types
-    result = _moved(program, rows, op)
+    result = _type_after_exchange(program, rows, op)
     lie = _shards(rows if op.kind == EXCHANGE_BACK.name else result)
     if any(_shards(order) != lie for order in orders):
         raise TypingError(f"{op.kind} takes rows that lie as `held` says")
@@ -180,7 +180,7 @@ def _roles(types: Sequence[Type], op: Op) -> Roles:
 # ---- gradients, and what is saved
 
 
-def _undone(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+def _exchange_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """The gradient of the rows goes the way back.
 
     Where the op only begins, the gradient of `wait` has begun that way, and here it is awaited.
@@ -188,17 +188,17 @@ def _undone(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     if begins(op):
         (grad,) = b.emit(WAIT.name, grads, op.inputs[:1])
     else:
-        grad = _sent_back(op, grads, b)
+        grad = _send_back(op, grads, b)
     return [grad, *(None for _ in op.inputs[1:])]
 
 
-def _sent_back(op: Op, grads: Sequence[str], b: Builder) -> str:
+def _send_back(op: Op, grads: Sequence[str], b: Builder) -> str:
     rows, *orders = op.inputs
     back: list[str] = []
     for axis, _ in moves(op):
-        back.append(f"{axis}:{b.type(rows).at(axis).dim}")
+        back.append(f"{axis}:{b.type(rows).placement_on(axis).dim}")
     options = {ASYNC.name: "on"} if begins(op) else {}
-    kind, operands = BACK.get(op.kind, op.kind), [grads[0], *map(b.saved, orders)]
+    kind, operands = BACK.get(op.kind, op.kind), [grads[0], *map(b.save, orders)]
     return b.emit(kind, operands, [rows], to=tuple(back), **options)[0]
 
 
@@ -209,10 +209,10 @@ def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | Non
 
     def product(other: str, factor: str) -> str | None:
         """The gradient of a factor: the product with the other, over the other's own dims."""
-        if not b.wanted(factor):
+        if not b.is_wanted(factor):
             return None
         outer = tuple(dim for dim in b.type(other).dims if dim not in (experts, *over))
-        operands = [grad, b.saved(other), *map(b.saved, order)]
+        operands = [grad, b.save(other), *map(b.save, order)]
         return b.emit(GROUPED.name, operands, [factor], over=outer)[0]
 
     return [product(w, x), product(x, w), *(None for _ in order)]
@@ -220,15 +220,15 @@ def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | Non
 
 def _bias_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     (grad,), (x, bias, *order) = grads, op.inputs
-    of_bias = narrowed(grad, bias, b.type(x).dims, b) if b.wanted(bias) else None
-    return [grad if b.wanted(x) else None, of_bias, *(None for _ in order)]
+    of_bias = sum_to_operand(grad, bias, b.type(x).dims, b) if b.is_wanted(bias) else None
+    return [grad if b.is_wanted(x) else None, of_bias, *(None for _ in order)]
 
 
-def _summed_bytes(local: Local) -> int:
+def _bytes_of_sum(local: Local) -> int:
     """The bytes of a sum over choices in plain torch: rows of two choices of each token in the type
     of the sum, and a sum wider than the result.
     """
-    if local.launched:
+    if local.runs_kernel:
         return 0
     # of combine, and of the gradient of dispatch
     tokens = local.op.outputs[0].type if local.op.outputs else local.types[0]
@@ -241,13 +241,13 @@ def _spread_bytes(local: Local) -> int:
 
     A product of two element types converts an operand first, on the CPU in memory.
     """
-    if local.launched:
+    if local.runs_kernel:
         return 0
     if not local.is_narrow:
         return local.bytes()
     if local.device == "cpu":
-        return 3 * local.widened() - local.bytes()
-    return 2 * local.widened()
+        return 3 * local.wide_bytes() - local.bytes()
+    return 2 * local.wide_bytes()
 
 
 def regroups(program: Program, op: Op) -> bool:
@@ -260,7 +260,7 @@ def regroups(program: Program, op: Op) -> bool:
     return program.local_size(rows, rows.dims[0]) > 1
 
 
-def _regrouped_bytes(local: Local) -> int:
+def _regroup_bytes(local: Local) -> int:
     """The bytes of the copy that has rows of experts in order.
 
     For an exchange that only begins, `_way_bytes` and the result of `wait` count the copy.
@@ -278,7 +278,7 @@ def _order_bytes(program: Program, op: Op) -> int:
     return ITEM_BYTES["i64"] * (choices + rows + program.local_size(order.type, order.type.dims[0]))
 
 
-def _held_bytes(program: Program, op: Op) -> int:
+def _order_bytes_after_exchange(program: Program, op: Op) -> int:
     """Bytes of each row's place as it came, and of the inverse, if a rank has several experts; and
     of the experts' numbers of rows.
     """
@@ -300,7 +300,7 @@ def _way_bytes(program: Program, op: Op) -> int:
     return ITEM_BYTES[received.dtype] * elements
 
 
-def _grouped_work(local: Local) -> Work:
+def _product_work(local: Local) -> Work:
     """Work of an expert on an equal share of the rows, or on all that it has room for."""
     (x, w), result, program = local.types[:2], local.op.outputs[0].type, local.program
 
@@ -341,7 +341,7 @@ def _rows(local: Local) -> tuple[Message, ...]:
     )
 
 
-def _padded_rows(local: Local) -> tuple[Message, ...]:
+def _messages_of_padded_rows(local: Local) -> tuple[Message, ...]:
     axes, dim = _axes(local.op), _ends(local)[1]
     shape = pieces(local.program, local.types[0], dim, axes)
     return (Message("all_to_all", local.op.outputs[0].name, axes, local.types[0].dtype, shape),)
@@ -352,7 +352,7 @@ def _ends(local: Local) -> tuple[str, str]:
     tokens, one that lies with the others.
     """
     (axis, dim), *_ = moves(local.op)
-    return local.types[0].at(axis).dim, dim
+    return local.types[0].placement_on(axis).dim, dim
 
 
 def _axes(op: Op) -> tuple[str, ...]:
@@ -366,7 +366,7 @@ def _sort_call(local: Local) -> Call:
     program, experts = local.program, str(local.op.get("to"))
     claimed = {claim.axis for claim in program.claims if claim.dim == experts and claim.split}
     axes = tuple(axis.name for axis in program.axes if axis.name in claimed)
-    token_axes = tuple(axis for axis in axes if local.types[0].at(axis).dim)
+    token_axes = tuple(axis for axis in axes if local.types[0].placement_on(axis).dim)
     order = local.op.outputs[0].type
     options: dict[str, Argument] = {}
     if not program.is_ragged(order):
@@ -374,7 +374,7 @@ def _sort_call(local: Local) -> Call:
     return Call((Experts(experts, axes, token_axes),), options)
 
 
-def _padded_call(local: Local) -> Call:
+def _exchange_padded_call(local: Local) -> Call:
     source, target = _ends(local)
     return Call((Group(_axes(local.op)),), {"dim_from": Dims((source,)), "dim_to": Dims((target,))})
 
@@ -385,7 +385,7 @@ SORT = OpDef(
     " rank's own experts.",
     operands=takes("ids"),
     attributes=(TO, OWN),
-    typing=_sorted,
+    typing=_order_type,
     roles=_roles,
     holds=_order_bytes,
     decides=True,
@@ -400,9 +400,9 @@ COUNTS = OpDef(
     " of their experts.",
     operands=takes("order"),
     attributes=(MOVES,),
-    typing=lambda program, types, op: [_moved(program, types[0], op)],
+    typing=lambda program, types, op: [_type_after_exchange(program, types[0], op)],
     communicates=_counts,
-    holds=_held_bytes,
+    holds=_order_bytes_after_exchange,
     decides=True,
     function="exchange_counts",
     call=lambda local: Call(),
@@ -412,11 +412,11 @@ COUNTS = OpDef(
 DISPATCH = OpDef(
     "dispatch",
     "A row of each token for each of its experts.",
-    _dispatched,
+    _dispatch_shape,
     operands=takes("x", "order"),
     linear=((0,),),
     roles=_roles,
-    vjp=Vjp(wrt=(0,), unread=(0,), workspace=_summed_bytes),
+    vjp=Vjp(wrt=(0,), unread=(0,), workspace=_bytes_of_sum),
     function="dispatch",
 )
 
@@ -429,13 +429,13 @@ def _exchange(name: str, doc: str) -> OpDef:
         operands=takes("rows", "held"),
         attributes=(MOVES, ASYNC),
         linear=((0,),),
-        typing=_exchanged,
-        adjoint=_undone,
+        typing=_exchange_type,
+        adjoint=_exchange_adjoint,
         communicates=_rows,
         function=name,
         call=lambda local: Call((), {ASYNC.name: True} if begins(local.op) else {}),
         saves=lambda local: Saved(operands=(1,)),
-        workspace=_regrouped_bytes,
+        workspace=_regroup_bytes,
         holds=_way_bytes,
     )
 
@@ -452,11 +452,11 @@ EXCHANGE_PADDED = OpDef(
     operands=takes("rows"),
     attributes=(MOVES,),
     linear=((0,),),
-    typing=_exchanged,
-    adjoint=_undone,
-    communicates=_padded_rows,
+    typing=_exchange_type,
+    adjoint=_exchange_adjoint,
+    communicates=_messages_of_padded_rows,
     function="all_to_all",
-    call=_padded_call,
+    call=_exchange_padded_call,
     saves=lambda local: Saved(),
 )
 
@@ -466,7 +466,7 @@ WAIT = OpDef(
     operands=takes("rows"),
     linear=((0,),),
     typing=lambda program, types, op: [types[0]],
-    adjoint=lambda op, grads, b: [_sent_back(b.maker(op.inputs[0]), grads, b)],
+    adjoint=lambda op, grads, b: [_send_back(b.maker(op.inputs[0]), grads, b)],
     awaits=True,
     function="wait",
     call=lambda local: Call(),
@@ -485,13 +485,13 @@ GROUPED = OpDef(
     function="grouped_linear",
     stem="y",
     saves=factors,
-    work=_grouped_work,
+    work=_product_work,
 )
 
 BIASED = OpDef(
     "grouped_bias",
     "x + b of each expert for its rows, of which there are those of `order`.",
-    _biased,
+    _bias_shape,
     operands=(*takes("x", "b"), Operand("order", optional=True)),
     linear=((0, 1),),
     unsharded_dims=_choice_dims,
@@ -505,11 +505,11 @@ BIASED = OpDef(
 COMBINE = OpDef(
     "combine",
     "The sum over a token's experts of gate · row.",
-    _combined,
+    _combine_shape,
     operands=takes("rows", "gates", "order"),
     linear=((0,), (1,)),
     roles=_roles,
     vjp=Vjp(wrt=(0, 1), workspace=_spread_bytes),
     function="combine",
-    workspace=_summed_bytes,
+    workspace=_bytes_of_sum,
 )

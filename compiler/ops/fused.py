@@ -50,7 +50,7 @@ def _norm_saves(local: Local) -> Saved:
     return Saved(operands=(2,), results=(0,), others=(*mean, ("1 / deviation", rows)))
 
 
-def _added(norm: OpDef) -> OpDef:
+def _norm_of_sum_op(norm: OpDef) -> OpDef:
     """A norm of a sum that is used itself too."""
     return OpDef(
         f"add_{norm.name}",
@@ -79,12 +79,12 @@ def _products_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     """The adjoint; gradients of weights are products of their own."""
     x, *weights = op.inputs
     outer = tuple(dim for dim in b.type(x).dims if dim not in op.names("over"))
-    dx = vjp(CONTRACTS, op, grads, [0], b)[0] if b.wanted(x) else None
+    dx = vjp(CONTRACTS, op, grads, [0], b)[0] if b.is_wanted(x) else None
     weight_grads: list[str | None] = []
     for grad, weight in zip(grads, weights, strict=True):
         dw = None
-        if b.wanted(weight):
-            (dw,) = b.emit("contract", [grad, b.saved(x)], [weight], over=outer)
+        if b.is_wanted(weight):
+            (dw,) = b.emit("contract", [grad, b.save(x)], [weight], over=outer)
         weight_grads.append(dw)
     return [dx, *weight_grads]
 
@@ -155,13 +155,13 @@ def _function_and_slope(local: Local, results: int = 1) -> int:
     A kernel has them in registers; plain torch makes both, forward and backward, with two terms on
     the way.
     """
-    if local.launched:
+    if local.runs_kernel:
         return 0
     terms = 4 + local.is_narrow + ("tanh" in dict(local.op.attrs).values())
-    return terms * local.widened() - results * local.bytes()
+    return terms * local.wide_bytes() - results * local.bytes()
 
 
-def _gated(function: OpDef) -> OpDef:
+def _gate_op(function: OpDef) -> OpDef:
     """A product with a function of the other factor."""
     return OpDef(
         f"{function.name}_mul",
@@ -188,7 +188,7 @@ FUSED = (*NORMS.values(), *GATES.values(), CONTRACTS.name, *LOSSES, "rope_pair")
 """The fused ops of a forward."""
 
 ENTRIES = (
-    *map(_added, (RMSNORM, LAYERNORM)),
-    *(_gated(function) for function in FUNCTIONS if function.name in GATES),
+    *map(_norm_of_sum_op, (RMSNORM, LAYERNORM)),
+    *(_gate_op(function) for function in FUNCTIONS if function.name in GATES),
     CONTRACTS,
 )

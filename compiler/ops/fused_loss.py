@@ -35,7 +35,7 @@ def _chunk(local: Local) -> int:
     in float32.
     """
     biases = range(3, len(local.types))
-    return sum(chunk(local, by_tokens=True)) + sum(map(local.widened, biases))
+    return sum(chunk(local, by_tokens=True)) + sum(map(local.wide_bytes, biases))
 
 
 LINEAR_CROSS_ENTROPY = OpDef(

@@ -16,7 +16,7 @@ from ..ir import BATCH, MAXIMUM, PARTIAL, REPLICATED, Kind, Op, Placement, Progr
 from .algebra import ADD, CONTRACT
 from .call import Call, over_classes
 from .chunked_logits import INNER, PRODUCT, check, chunk, logits_work, product_call, product_roles
-from .loss import CAP, SMOOTHING, in_pass, of_own_classes, wide
+from .loss import CAP, SMOOTHING, call_for_own_classes, in_pass, wide
 from .protocol import KERNELS, Attribute, OpDef, TypingError, Vjp, is_pending, takes
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
@@ -37,7 +37,7 @@ def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
         raise TypingError(f"{op.kind} gives one share for each rank over which {classes} lies")
 
     def type_of(dims: Sequence[str], of_classes: Placement) -> Type:
-        return Type(wide(logits.dtype), tuple(dims), _moved(program, logits, axes, of_classes))
+        return Type(wide(logits.dtype), tuple(dims), _places_on(program, logits, axes, of_classes))
 
     return [
         type_of(tokens, MAXIMUM),
@@ -46,7 +46,7 @@ def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
     ]
 
 
-def _moved(
+def _places_on(
     program: Program, type: Type, axes: Sequence[str], to: Placement
 ) -> tuple[tuple[str, Placement], ...]:
     """The placements of a type, but on these axes."""
@@ -100,7 +100,7 @@ def _sum_of_chunks(local: Local) -> int:
     weights = (1, *range(3, len(local.types)))
     logits, terms = chunk(local, by_tokens=False)
     part = local.bytes() if local.is_narrow else 0
-    gradients = local.widened() + sum(map(local.bytes, weights))
+    gradients = local.wide_bytes() + sum(map(local.bytes, weights))
     return gradients + logits + max(terms, part) - local.bytes()
 
 
@@ -130,7 +130,7 @@ LOGIT_PARTS = OpDef(
     roles=last_is_classes,
     vjp=Vjp(result=True, workspace=partial(in_pass, back=True)),
     function="logit_softmax_stats",
-    call=of_own_classes,
+    call=call_for_own_classes,
     saves=_saves,
     workspace=in_pass,
 )
@@ -154,11 +154,11 @@ LINEAR_PARTS = OpDef(
 CLASSES = Attribute("classes", kinds=(str,))
 
 
-def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _rescale_types(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     m, z, t, peak, labels = types
     axes = m.axes_in(Kind.MAXIMUM)
-    summed = Type(m.dtype, m.dims, _moved(program, m, axes, PARTIAL))
-    largest = Type(m.dtype, m.dims, _moved(program, m, axes, REPLICATED))
+    summed = Type(m.dtype, m.dims, _places_on(program, m, axes, PARTIAL))
+    largest = Type(m.dtype, m.dims, _places_on(program, m, axes, REPLICATED))
     has_shares = z.dims[:-1] == m.dims and z.axes_of(z.dims[-1]) == axes
     fits = has_shares and (t, peak) == (summed, largest) and labels.dims == m.dims
     if not axes or is_pending(m) or not fits:
@@ -166,7 +166,7 @@ def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [summed] * 2
 
 
-def _rescaled_call(local: Local) -> Call:
+def _rescale_call(local: Local) -> Call:
     """How many of the classes each rank has."""
     classes, axes = str(local.op.get("classes")), local.types[0].axes_in(Kind.MAXIMUM)
     columns = local.program.size(classes) // local.program.degree(axes)
@@ -180,10 +180,10 @@ REJOINED = OpDef(
     " and t less the peak times what the labels have of this rank's part of `classes`.",
     operands=takes("m", "z", "t", "peak", "labels"),
     attributes=(SMOOTHING, CLASSES),
-    typing=_rescaled,
+    typing=_rescale_types,
     vjp=Vjp(wrt=(1, 2), unread=(1, 2)),
     function="rescale_to_global_max",
-    call=_rescaled_call,
+    call=_rescale_call,
     module=KERNELS,
     saves=lambda local: Saved(others=(("exp(m - peak)", local.bytes(0)),)),
 )

@@ -89,7 +89,7 @@ def _parts_saves(local: Local) -> Saved:
 
 def _token_saves(local: Local) -> Saved:
     """z, and which tokens have no label; with a z-loss, what is squared."""
-    squared = (("log z + peak", local.widened()),) if len(local.types) > 3 else ()
+    squared = (("log z + peak", local.wide_bytes()),) if len(local.types) > 3 else ()
     return Saved(operands=(0,), others=(*squared, ("no label", local.elements())))
 
 
@@ -120,8 +120,8 @@ def _below(local: Local) -> int:
         return in_pass(local)
     classes = local.types[0].dims[-1]
     padded = local.program.valid(classes) < local.program.size(classes)
-    copies = local.op.attrs or padded or local.bytes() < local.widened()
-    return local.widened() if copies else 0
+    copies = local.op.attrs or padded or local.bytes() < local.wide_bytes()
+    return local.wide_bytes() if copies else 0
 
 
 def in_pass(local: Local, back: bool = False) -> int:
@@ -130,7 +130,7 @@ def in_pass(local: Local, back: bool = False) -> int:
     A kernel reads logits once; its twin in plain torch makes exponentials of all, of a copy if they
     have few bits, and bounds them before.
     """
-    if local.launched:
+    if local.runs_kernel:
         return 0
     type, narrow = local.types[0], local.is_narrow
     classes = type.dims[-1]
@@ -138,31 +138,31 @@ def in_pass(local: Local, back: bool = False) -> int:
     if CAP.name in dict(local.op.attrs):
         terms = 4 if back else 2 + narrow
     columns = local.program.local_size(type, classes)
-    return terms * local.widened() // columns * min(columns, local.program.valid(classes))
+    return terms * local.wide_bytes() // columns * min(columns, local.program.valid(classes))
 
 
-def _converted(local: Local) -> int:
+def _conversion_bytes(local: Local) -> int:
     """The bytes of logits of fewer bits as float32, for a sum with float32: on the CPU torch
     converts them first, on CUDA on the way.
     """
-    return local.widened() if local.device == "cpu" and local.is_narrow else 0
+    return local.wide_bytes() if local.device == "cpu" and local.is_narrow else 0
 
 
 def _gradient_wide(local: Local) -> int:
     """The gradient before it is brought to the logits' element type; for torch's own cross entropy
     the gradient of log-probabilities too.
     """
-    wide, result = local.widened(), local.bytes()
+    wide, result = local.wide_bytes(), local.bytes()
     is_whole_loss = local.op.kind == CROSS_ENTROPY.name
     if is_whole_loss and local.kernels:
         return in_pass(local, back=True)
     if is_whole_loss and not local.op.attrs:
         return 2 * wide - result
-    most = wide + _converted(local) - result
+    most = wide + _conversion_bytes(local) - result
     return max(most, wide) if result < wide else max(most, 0)
 
 
-def of_own_classes(local: Local) -> Call:
+def call_for_own_classes(local: Local) -> Call:
     """The call of an op on logits of this rank's classes."""
     logits = local.types[0]
     return over_classes(local, logits.dims[-1], logits.axes_of(logits.dims[-1]))
@@ -170,7 +170,7 @@ def of_own_classes(local: Local) -> Call:
 
 def _largest(local: Local) -> Call:
     """Where no class is padding, the logits alone."""
-    call = of_own_classes(local)
+    call = call_for_own_classes(local)
     return call if call.options else Call()
 
 
@@ -181,7 +181,7 @@ CROSS_ENTROPY = OpDef(
     " negative label counts nothing.  s is `smoothing` (Szegedy et al. 2016), z PaLM's z-loss"
     " (Chowdhery et al. 2022).",
     _token_total,
-    operands=(Operand("logits"), Operand("labels", given="labels")),
+    operands=(Operand("logits"), Operand("labels", input_name="labels")),
     attributes=(SMOOTHING, Z, CAP),
     roles=last_is_classes,
     vjp=Vjp(workspace=_gradient_wide),
@@ -189,7 +189,7 @@ CROSS_ENTROPY = OpDef(
     expand=_expand,
     function="cross_entropy",
     torch="cross_entropy",
-    call=of_own_classes,
+    call=call_for_own_classes,
     saves=_entropy_saves,
     workspace=_below,
     user_visible=True,
@@ -219,9 +219,9 @@ SOFTMAX_PARTS = OpDef(
     vjp=Vjp(wrt=(0,), workspace=_gradient_wide),
     function="local_softmax_stats",
     torch="local_softmax_stats",
-    call=of_own_classes,
+    call=call_for_own_classes,
     saves=_parts_saves,
-    workspace=lambda local: local.widened() + _converted(local),
+    workspace=lambda local: local.wide_bytes() + _conversion_bytes(local),
 )
 
 PEAK = Operand("peak", optional=True)

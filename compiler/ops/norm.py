@@ -17,7 +17,7 @@ from .saved_tensors import Local, Saved
 EPS = Attribute("eps", range=(lambda value: value >= 0, "0 or above"))
 
 
-def _normed(types: Sequence[Type], op: Op) -> list[Shape]:
+def _norm_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     x, weight, *bias = types
     if x.dims[-len(weight.dims) :] != weight.dims:
         raise TypingError(
@@ -92,12 +92,12 @@ def _square_mean(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _square_mean_saves(local: Local) -> Saved:
     """x, or the copy of it in float32 that torch makes of fewer bits."""
-    if local.widened() == local.bytes():
+    if local.wide_bytes() == local.bytes():
         return Saved(operands=(0,))
-    return Saved(others=(("x in f32", local.widened()),))
+    return Saved(others=(("x in f32", local.wide_bytes()),))
 
 
-def _scaled_by(types: Sequence[Type], op: Op) -> list[Shape]:
+def _rms_scaled_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     x, weight, square = types
     if x.dims != (*square.dims, *weight.dims):
         raise TypingError(f"{op.kind} takes one mean of squares for each token")
@@ -119,10 +119,10 @@ def _rms_saves(local: Local) -> Saved:
     root = ("1 / rms", _rows(local) * local.wide)
     if local.device == "cuda" or local.kernels:
         return Saved(operands=(0, 1), others=(root,))
-    normed = ("x / rms", local.widened())
-    if local.widened() == local.bytes():
+    normed = ("x / rms", local.wide_bytes())
+    if local.wide_bytes() == local.bytes():
         return Saved(operands=(0, 1), others=(root, normed))
-    return Saved(operands=(1,), others=(("x in f32", local.widened()), root, normed))
+    return Saved(operands=(1,), others=(("x in f32", local.wide_bytes()), root, normed))
 
 
 def _layer_saves(local: Local) -> Saved:
@@ -147,12 +147,12 @@ def norm_workspace(local: Local) -> int:
     """The workspace of scalec's own norms, forward: in plain torch x, its square or its
     difference from the mean.
     """
-    if not local.kernels or local.launched:
+    if not local.kernels or local.runs_kernel:
         return 0
     terms = 2 + local.is_narrow
     if local.op.kind.endswith("layernorm"):  # of x less its mean
         terms = 3
-    return terms * local.widened() - local.bytes()
+    return terms * local.wide_bytes() - local.bytes()
 
 
 def norm_vjp_workspace(local: Local) -> int:
@@ -164,12 +164,12 @@ def norm_vjp_workspace(local: Local) -> int:
     """
     if not local.kernels:
         if local.device == "cpu" and local.op.kind == RMSNORM.name:
-            return 4 * local.widened() - 2 * local.bytes()
+            return 4 * local.wide_bytes() - 2 * local.bytes()
         return 0
-    if local.launched:
+    if local.runs_kernel:
         sums = 2 if local.op.kind == LAYERNORM.name else 1
         return min(local.elements(), PROGRAMS) * local.wide * sums
-    return (5 + 2 * local.is_narrow) * local.widened() - local.bytes()
+    return (5 + 2 * local.is_narrow) * local.wide_bytes() - local.bytes()
 
 
 # ---- the entries
@@ -178,7 +178,7 @@ def norm_vjp_workspace(local: Local) -> int:
 RMSNORM = OpDef(
     "rmsnorm",
     "x · weight / sqrt(mean(x²) + eps), the mean over the weight's dims (Zhang and Sennrich 2019).",
-    _normed,
+    _norm_shape,
     operands=(Operand("x"), Operand("weight", init="ones")),
     attributes=(EPS,),
     unsharded_dims=_weight_dims,
@@ -196,7 +196,7 @@ LAYERNORM = OpDef(
     "layernorm",
     "(x − mean(x)) · weight / sqrt(var(x) + eps) + bias, mean and variance over the weight's"
     " dims (Ba et al. 2016).",
-    _normed,
+    _norm_shape,
     operands=(
         Operand("x"),
         Operand("weight", init="ones"),
@@ -230,7 +230,7 @@ MEAN_SQUARE = OpDef(
 RMS_SCALED = OpDef(
     "rms_scaled",
     "x · weight / sqrt(square + eps).",
-    _scaled_by,
+    _rms_scaled_shape,
     operands=takes("x", "weight", "square"),
     attributes=(EPS,),
     linear=((0,),),
@@ -238,6 +238,6 @@ RMS_SCALED = OpDef(
     function="rms_scaled",
     torch="rms_scaled",
     saves=lambda local: Saved(
-        (0, 1), others=(("1 / rms", local.bytes(2)), ("x / rms", local.widened()))
+        (0, 1), others=(("1 / rms", local.bytes(2)), ("x / rms", local.wide_bytes()))
     ),
 )

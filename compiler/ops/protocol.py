@@ -15,7 +15,7 @@ from .messages import Communicates
 from .reach import ReachOf
 from .roles import RolesOf
 from .saved_tensors import Bytes, Local, Saved, Saves, Views, results
-from .work import WorkOf, moved
+from .work import WorkOf, memory_work
 
 
 class TypingError(Exception):
@@ -33,7 +33,7 @@ class Builder(Protocol):
         """
         ...
 
-    def saved(self, name: str) -> str:
+    def save(self, name: str) -> str:
         """The forward value `name`, saved for backward."""
         ...
 
@@ -41,7 +41,7 @@ class Builder(Protocol):
         """The type of a forward value."""
         ...
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         """Whether anything needs the gradient of the forward value `name`."""
         ...
 
@@ -78,7 +78,7 @@ class Operand:
     """
 
     name: str
-    given: str = ""
+    input_name: str = ""
     init: str = ""
     optional: bool = False
     implied: bool = False
@@ -106,7 +106,7 @@ class Vjp:
     workspace: Bytes = lambda local: 0
     delayed: bool = False
     communicates: Communicates | None = None
-    work: WorkOf = moved
+    work: WorkOf = memory_work
 
 
 Range = tuple[Callable[[float], bool], str]
@@ -267,7 +267,7 @@ class OpDef:
     holds: Callable[[Program, Op], int] | None = None
     communicates: Communicates | None = None
     awaits: bool = False
-    work: WorkOf = moved
+    work: WorkOf = memory_work
     decides: bool = False
     decision: Saves = results
     deterministic: Callable[[Local], bool] = always
@@ -319,7 +319,7 @@ class OpDef:
         """Whether it communicates, forward or backward: then all ranks do it in one order."""
         return bool(self.communicates or self.awaits or (self.vjp and self.vjp.communicates))
 
-    def saved(self, local: Local) -> Saved:
+    def get_saved_tensors(self, local: Local) -> Saved:
         """The tensors that autograd saves: the ones that gradients are computed from, unless the op
         says otherwise.
         """
@@ -341,7 +341,7 @@ class OpDef:
         """The rule of one mesh axis: all invariant, or linear in what is partial, or sharded
         alike, or replicated.
         """
-        places = [type.at(axis) for type in types]
+        places = [type.placement_on(axis) for type in types]
         split = {place.dim for place in places} - {""}
         self._require(
             all(places[i] == INVARIANT for i in self.as_placed if i < len(types)),
@@ -349,7 +349,9 @@ class OpDef:
             types,
             "shares state",
         )
-        if not split and all(type.at(axis) == INVARIANT for type in types if type.dtype != "i64"):
+        if not split and all(
+            type.placement_on(axis) == INVARIANT for type in types if type.dtype != "i64"
+        ):
             return [INVARIANT] * len(shapes)
         partial = tuple(i for i, place in enumerate(places) if place == PARTIAL)
         if partial:
@@ -371,7 +373,7 @@ class OpDef:
         )
         others = [type for i, type in enumerate(types) if i not in partial]
         self._require(
-            all(type.at(axis) in _replicated(type) for type in others),
+            all(type.placement_on(axis) in _placements_as_replicated(type) for type in others),
             axis,
             types,
             "mixes partial and not",
@@ -386,8 +388,10 @@ class OpDef:
             split_here = split - whole.get(i, frozenset())
             allowed = [sharded(dim) for dim in type.dims if dim in split_here]
             if not allowed:
-                allowed = _replicated(type)
-            self._require(type.at(axis) in allowed, axis, types, "needs its operands sharded alike")
+                allowed = _placements_as_replicated(type)
+            self._require(
+                type.placement_on(axis) in allowed, axis, types, "needs its operands sharded alike"
+            )
 
     def _sharded_result(self, dims: Sequence[str], split: set[str]) -> Placement:
         """The placement of a result on an axis that shards operands by the dims `split`."""
@@ -405,7 +409,7 @@ class OpDef:
 
     def _require(self, holds: bool, axis: str, types: Sequence[Type], what: str) -> None:
         if not holds:
-            places = ", ".join(str(type.at(axis)) for type in types)
+            places = ", ".join(str(type.placement_on(axis)) for type in types)
             raise TypingError(f"{self.name} {what} on {axis}; its operands are {places}")
 
 
@@ -417,7 +421,7 @@ def _require_sum(program: Program, dim: str, parts: tuple[str, ...]) -> None:
         raise TypingError(f"{dim} is {program.size(dim)}, but {words} = {sum(sizes)}")
 
 
-def _replicated(type: Type) -> list[Placement]:
+def _placements_as_replicated(type: Type) -> list[Placement]:
     """The placements that count as replicated: where there is no gradient, an invariant value
     does too.
     """

@@ -18,7 +18,7 @@ from .saved_tensors import Local
 OVER = Attribute("over", dims="own")
 
 
-def _reduced(types: Sequence[Type], op: Op) -> list[Shape]:
+def _reduction_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     (x,), over = types, op.names("over")
     if not over or len({*over}) < len(over):
         raise TypingError(f"{op.kind} goes over dims, each named once")
@@ -40,7 +40,7 @@ def _reduction(name: str, doc: str, module: str, call: CallOf) -> OpDef:
     return OpDef(
         name,
         doc,
-        _reduced,
+        _reduction_shape,
         operands=(Operand("x"),),
         attributes=(OVER,),
         linear=((0,),),

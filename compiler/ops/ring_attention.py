@@ -42,7 +42,7 @@ def around_ring(op: Op, axis: str) -> Op:
     return evolve(op, kind=RING_ATTENTION.name, attrs=(*op.attrs, (RING, (axis,))))
 
 
-def _typed(program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
+def _infer(program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
     """The types of attention; once values are placed, the ring's axis alone shards the sequence."""
     are_placed = any(type.places for type in types)
     for type in types[:3] if are_placed else ():
@@ -123,7 +123,7 @@ def _workspace(local: Local, back: bool = False) -> int:
     if not back:
         sums = result_elements(local) * (local.wide - local.item)
         return 2 * keys + sums + first_call
-    gradients = local.widened(1) + local.widened(2)
+    gradients = local.wide_bytes(1) + local.wide_bytes(2)
     later_sizes = [(part, part)]
     if (
         local.program.zigzag_axes(SEQUENCE, local.op.names(RING))
@@ -133,7 +133,7 @@ def _workspace(local: Local, back: bool = False) -> int:
         # a rank has two chunks: later hops are of all queries and half of the keys, or the reverse
         later_sizes = [(part, part // 2), (part // 2, part)]
     later_calls = max(_of_call(local, back, *sizes) for sizes in later_sizes)
-    sums = local.widened() - local.bytes() + gradients - keys
+    sums = local.wide_bytes() - local.bytes() + gradients - keys
     return 2 * keys + sums + max(2 * gradients + later_calls, first_call)
 
 
@@ -143,12 +143,12 @@ def _of_call(local: Local, back: bool, queries: int, keys: int) -> int:
     torch's flash attention for CPUs is given copies in float32 of operands in fewer bits.
     """
     part = local.program.local_size(local.types[0], SEQUENCE)
-    of_q = local.widened() * queries // part
-    of_k = (local.widened(1) + local.widened(2)) * keys // part
+    of_q = local.wide_bytes() * queries // part
+    of_k = (local.wide_bytes(1) + local.wide_bytes(2)) * keys // part
     of_result = result_elements(local) * local.wide * queries // part
     sums = of_q + of_k if back else of_result
     if is_special(local) or (local.device == "cuda" and not local.is_narrow):
-        if local.launched:
+        if local.runs_kernel:
             return sums
         return sums + scores_of_some(local, back, max(queries, keys))
     copies = 0
@@ -173,7 +173,7 @@ def _ring_work(local: Local, backward: bool = False) -> Work:
     else:
         merged = 5 * result_elements(local)
     # it calls FlashAttention-2
-    scores = evolve(work.scores, length=part, own=own_pairs, torch_picks=False)
+    scores = evolve(work.scores, length=part, own_pairs=own_pairs, torch_picks=False)
     return evolve(work, scores=scores, bytes=blocks * merged * local.wide, kernels=6 * blocks)
 
 
@@ -201,7 +201,7 @@ RING_ATTENTION = evolve(
         *(attribute for attribute in ATTENTION.attributes if attribute.name not in _UNUSED),
         Attribute(RING, kinds=(tuple,), implied=True),
     ),
-    typing=_typed,
+    typing=_infer,
     whole_operands=documents_whole,
     vjp=evolve(
         ATTENTION.vjp,

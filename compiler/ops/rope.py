@@ -17,7 +17,7 @@ def rope_roles(types: Sequence[Type], op: Op) -> Roles:
     return Roles(query_seq=SEQUENCE, rotated=types[0].dims[-1])
 
 
-def _rotated(types: Sequence[Type], op: Op) -> list[Shape]:
+def _rope_shape(types: Sequence[Type], op: Op) -> list[Shape]:
     if SEQUENCE not in types[0].dims[:-1]:
         raise TypingError(
             f"rope turns the last dim by the position in `{SEQUENCE}`, which is not before it"
@@ -29,27 +29,27 @@ def _turning(local: Local) -> int:
     """Two products that go into the result; a kernel has them in registers, and its twin in
     float32 at least.
     """
-    if local.launched:
+    if local.runs_kernel:
         return 0
     if local.kernels:
-        return _turned(local, 0) - local.bytes()
+        return _product_bytes(local, 0) - local.bytes()
     return 2 * local.bytes()
 
 
 def _turning_both(local: Local) -> int:
     """The products of queries, then the products of keys, while the first result is there."""
     of_q, of_k = 0, 0
-    if not local.launched:
-        of_q, of_k = _turned(local, 0), _turned(local, 1)
+    if not local.runs_kernel:
+        of_q, of_k = _product_bytes(local, 0), _product_bytes(local, 1)
     q, k = local.bytes(0), local.bytes(1)
     return max(of_q, q + of_k, q + k) - q - k
 
 
-def _turned(local: Local, operand: int) -> int:
+def _product_bytes(local: Local, operand: int) -> int:
     """The bytes of two products and their sum, over the dims that are rotated."""
     size = local.program.size(local.types[operand].dims[-1])
     turned = round(float(str(dict(local.op.attrs).get("dims", size))))
-    return max(3 * local.widened(operand) * turned // size, local.bytes(operand))
+    return max(3 * local.wide_bytes(operand) * turned // size, local.bytes(operand))
 
 
 _ABOVE_0: Range = (lambda value: value > 0, "a number above 0, for instance 10000")
@@ -63,7 +63,7 @@ ROPE = OpDef(
     " low, none under original / high, and between them a part (Grattafiori et al. 2024); yarn"
     " likewise, in equal steps"
     " between whole pairs (Peng et al. 2023).",
-    _rotated,
+    _rope_shape,
     operands=(Operand("x"),),
     attributes=(
         Attribute("theta", range=_ABOVE_0),
@@ -87,7 +87,7 @@ ROPE = OpDef(
 )
 
 
-def _each_rotated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _rope_pair_types(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The types that rope gives to each operand."""
     single = evolve(op, kind=ROPE.name)
     return [ROPE.infer(program, [type], single)[0] for type in types]
@@ -98,7 +98,7 @@ ROPE_PAIR = OpDef(
     "rope of queries and of keys, in one pass.",
     operands=takes("q", "k"),
     attributes=ROPE.attributes,
-    typing=_each_rotated,
+    typing=_rope_pair_types,
     roles=rope_roles,
     vjp=Vjp(unread=(0, 1), workspace=_turning_both),
     function="rope_pair",

@@ -50,7 +50,7 @@ SCORE = Attribute("score", ("softmax", "sigmoid"), "softmax")
 ON = Attribute("normalise", ("off", "on"), "off")
 
 
-def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
+def _choice_shapes(types: Sequence[Type], op: Op) -> list[Shape]:
     """Shapes of each token's gates and experts, one for each choice."""
     logits, *biases = types
     if any(bias.dims != logits.dims[-1:] for bias in biases):
@@ -61,14 +61,14 @@ def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(wide(logits.dtype), dims), ("i64", dims)]
 
 
-def _kept(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _limit_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     (ids,) = types
     if ids.axes_of(ids.dims[-1]):
         raise TypingError(f"{op.kind} counts all choices of a token")
     return [ids]
 
 
-def _loaded(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _load_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """A sum still to be done over the axes that have parts of the tokens."""
     load, ids = types
     if load.axes_in(Kind.PARTIAL) != ids.axes_in(Kind.SHARDED):
@@ -76,7 +76,7 @@ def _loaded(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [load]
 
 
-def _begun(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _zero_sum_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """A sum over tokens that begins, placed as `pending_over_tokens` says."""
     dtype = "i64" if op.kind != NO_SCORES.name else str(NO_SCORES.get(op, "dtype"))
     places = op.outputs[0].type.places if op.outputs else ()
@@ -116,7 +116,7 @@ def pending_over_tokens(program: Program, op: Op) -> Op:
     return evolve(op, outputs=(evolve(result, type=type),), attrs=attrs)
 
 
-def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _count_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """Counts of each sequence, a sum still to be done over the axes that have parts of the
     sequence.
     """
@@ -178,7 +178,7 @@ def _counts_of_chunks(local: Local) -> tuple[Message, ...]:
     axes = ids.axes_of(SEQUENCE)
     if not axes:
         return ()
-    runs = max(map(len, splits.held(program, ids, SEQUENCE)))
+    runs = max(map(len, splits.runs_of_ranks(program, ids, SEQUENCE)))
     experts = program.size(str(local.op.get("experts")))
     counts = runs * program.local_size(ids, BATCH) * experts
     return (Message("all_gather", local.op.outputs[0].name, axes, "i64", (counts,)),)
@@ -199,7 +199,7 @@ def _choice_call(local: Local) -> Call:
     return Call((local.program.size(str(local.op.get("to"))),), options)
 
 
-def _begun_call(local: Local) -> Call:
+def _zero_sum_call(local: Local) -> Call:
     """The number of experts, and which dim of the tokens is the batch."""
     options: dict[str, Argument] = {"batch": Dims((BATCH,))}
     if dict(local.op.attrs).get("dtype") == "f64":
@@ -287,7 +287,7 @@ TOP = OpDef(
     "top",
     "The `to` best experts of each token by scores and biases, their scores as gates; ties go"
     " to the lower index.",
-    _chosen,
+    _choice_shapes,
     operands=(Operand("logits"), Operand("bias", optional=True)),
     attributes=(
         SCORE,
@@ -308,11 +308,11 @@ TOP = OpDef(
 )
 
 
-def limited_choices(program: Program) -> tuple[int, ...]:
+def choices_with_capacity(program: Program) -> tuple[int, ...]:
     """How many experts a token chooses, for each load; () where none is dropped."""
     if not any(op.kind == CAPACITY.name for op in program.ops):
         return ()
-    ends = program.microbatches.yields[program.losses : program.made]
+    ends = program.microbatches.yields[program.losses : program.microbatch_results]
     choices: list[int] = []
     for end in ends:
         load = program.types[end.name]
@@ -337,7 +337,7 @@ NO_LOAD = OpDef(
     "A load of zero: how many of the tokens `x` each expert will have taken in each layer.",
     operands=takes("x"),
     attributes=(DIMS,),
-    typing=_begun,
+    typing=_zero_sum_type,
     as_placed=(0,),
     function="no_load",
     call=lambda local: Call(tuple(map(Size, local.op.names("dims")))),
@@ -349,7 +349,7 @@ ADD_LOAD = OpDef(
     "The rows of `load` after its first, then how many tokens each expert takes: a row for"
     " each layer, in their order.",
     operands=takes("load", "ids"),
-    typing=_loaded,
+    typing=_load_type,
     as_placed=(0,),
     function="add_load",
     stem="load",
@@ -379,11 +379,11 @@ NO_SCORES = OpDef(
     " for each expert.",
     operands=takes("tokens"),
     attributes=(DIMS, Attribute("dtype", choices=("f32", "f64"), default="f32", implied=True)),
-    typing=_begun,
+    typing=_zero_sum_type,
     as_placed=(0,),
     adjoint=lambda op, grads, b: [None],
     function="no_scores",
-    call=_begun_call,
+    call=_zero_sum_call,
     stem="scores",
     saves=lambda local: Saved(),
 )
@@ -393,10 +393,10 @@ NO_CHOICES = OpDef(
     "Counts of zero: of each sequence of `tokens`, how many will have chosen each expert.",
     operands=takes("tokens"),
     attributes=(DIMS,),
-    typing=_begun,
+    typing=_zero_sum_type,
     as_placed=(0,),
     function="no_choices",
-    call=_begun_call,
+    call=_zero_sum_call,
     stem="choices",
 )
 
@@ -417,7 +417,7 @@ ADD_CHOICES = OpDef(
     "add_choices",
     "The counts `choices`, and how many tokens of each sequence chose each expert.",
     operands=takes("choices", "ids"),
-    typing=_counted,
+    typing=_count_type,
     as_placed=(0,),
     function="add_choices",
     call=_counts_call,
@@ -473,7 +473,7 @@ CAPACITY = OpDef(
         Attribute("capacity", implied=True),
         Attribute("experts", dims="any", implied=True),
     ),
-    typing=_kept,
+    typing=_limit_type,
     reach=lambda types, op: {0: PAST},
     communicates=_counts_of_chunks,
     decides=True,

@@ -47,7 +47,7 @@ class Local:
         """The size in bytes of an operand on this rank."""
         return self.elements(operand) * ITEM_BYTES[self.types[operand].dtype]
 
-    def widened(self, operand: int = 0) -> int:
+    def wide_bytes(self, operand: int = 0) -> int:
         """The size in bytes of an operand in float32, or in float64 if it is that already."""
         return self.elements(operand) * self.wide
 
@@ -69,7 +69,7 @@ class Local:
         return self.program.train.kernels == TRITON
 
     @property
-    def launched(self) -> bool:
+    def runs_kernel(self) -> bool:
         """Whether a Triton kernel runs, which holds nothing besides what its entry says; otherwise
         plain torch runs.
         """
@@ -112,6 +112,6 @@ def factors(local: Local) -> Saved:
     return Saved(operands=tuple(i for i in (0, 1) if local.wanted[1 - i]))
 
 
-def viewed(program: Program, op: Op) -> bool:
+def is_view(program: Program, op: Op) -> bool:
     """The results are views of the first operand."""
     return True

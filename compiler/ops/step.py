@@ -14,14 +14,15 @@ from .saved_tensors import Local, Saved
 from .work import Work, no_work
 
 
-def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _coerce_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     source, target = ends(op)
     for axis in op.names("axes"):
-        if types[0].at(axis) != source:
+        if types[0].placement_on(axis) != source:
             raise TypingError(
-                f"coerce leads from {source} on {axis}, but its operand is {types[0].at(axis)}"
+                f"coerce leads from {source} on {axis}, but its operand is"
+                f" {types[0].placement_on(axis)}"
             )
-    return [Step(op.names("axes"), source, target).applied(types[0], program)]
+    return [Step(op.names("axes"), source, target).type_after(types[0], program)]
 
 
 _SILENT = ("replicate", "invariant")
@@ -41,7 +42,7 @@ def _collective(local: Local) -> tuple[Message, ...]:
         op.outputs[0].name,
         op.names("axes"),
         source.dtype,
-        _sent(local),
+        _message_shape(local),
         ragged="all" if local.program.is_ragged(source) else "",
         maximum=ends(op)[0].kind is Kind.MAXIMUM,
         among=tuple(map(int, op.names("among"))),
@@ -49,7 +50,7 @@ def _collective(local: Local) -> tuple[Message, ...]:
     return (message,)
 
 
-def _sent(local: Local) -> tuple[int, ...]:
+def _message_shape(local: Local) -> tuple[int, ...]:
     """The shape of what the runtime sends: an exchange in pieces, a gather or a scatter with its
     dim first.
 
@@ -87,12 +88,12 @@ def _coercion_call(local: Local) -> Call:
     return Call(group, options)
 
 
-def _stated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _own_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The result's own type: there is no operand that it would follow from."""
     return [op.outputs[0].type]
 
 
-def _declared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _own_type_of_same_dims(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The result's own type: a chain of coercions not yet chosen, or a constant."""
     result = op.outputs[0].type
     if result.dims != types[0].dims:
@@ -106,18 +107,18 @@ def _reciprocal(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(str(op.get("dtype")), (), types[0].places)]
 
 
-def _given(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _float32_number(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type("f32", ())]
 
 
-def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _count_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The count; all ranks hold the same count, and the same values that decide on it."""
     if any(type.places for type in types):
         raise TypingError(f"{op.kind} takes a count, a norm and a loss that are reduced")
     return [types[0]]
 
 
-def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _sum_squares_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """Pending over the axes on which operands are sharded, and over the ranks of a pipeline's
     stages.
 
@@ -126,7 +127,7 @@ def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """
     places: dict[str, Placement] = {}
     for axis in (axis.name for axis in program.axes):
-        kinds = {type.at(axis).kind for type in types}
+        kinds = {type.placement_on(axis).kind for type in types}
         if kinds & {Kind.PARTIAL, Kind.REPLICATED}:
             raise TypingError(f"sum_squares is not linear in what is partial on {axis}")
         if len(kinds) > 1:
@@ -136,7 +137,7 @@ def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(wide(types[0].dtype), (), program.places(places))]
 
 
-def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _pack_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """One flat dim, sharded over the axes over which every part is, with the parts' pending
     sums; stacks stay.
     """
@@ -155,7 +156,7 @@ def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(first.dtype, dims, program.places(places))]
 
 
-def _unpacked(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _unpack_types(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """Each part's own type: split over the axes over which the flat buffer is, and otherwise
     placed as it is.
     """
@@ -170,14 +171,14 @@ def _unpacked(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [value.type for value in op.outputs]
 
 
-def _updated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _update_types(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The parameters (operands after gradient, scale and count), in their state of record."""
     if any(type.axes_in(Kind.PARTIAL) for type in types):
         raise TypingError("update takes gradients that are reduced")
     return list(types[3:])
 
 
-def _balanced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _balance_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The biases, by a load of all ranks: a row for each row of the biases."""
     bias, load, _ = types
     same_sizes = [*map(program.size, bias.dims)] == [*map(program.size, load.dims)]
@@ -199,7 +200,7 @@ def _pack_work(local: Local) -> Work:
     """The work of making zeros that gradients are added to, in the type of their sums; parameters
     stay where they are.
     """
-    if local.op.inputs[0] in {param.name for param in local.program.stored}:
+    if local.op.inputs[0] in {param.name for param in local.program.params_and_buffers}:
         return Work(kernels=0)
     return Work(bytes=local.program.elements(local.op.outputs[0].type) * local.wide)
 
@@ -217,7 +218,7 @@ COERCE = OpDef(
         Attribute("to", kinds=(Placement,)),
         Attribute("among", kinds=(tuple,), default=()),
     ),
-    typing=_coerced,
+    typing=_coerce_type,
     views=lambda program, op: (
         coercion_of(op).function in _SILENT or program.degree(op.names("axes")) == 1
     ),
@@ -237,15 +238,17 @@ CAST = OpDef(
     saves=lambda local: Saved(),
 )
 
-ONE = OpDef("one", "The number one, as the result says.", typing=_stated)
+ONE = OpDef("one", "The number one, as the result says.", typing=_own_type)
 
-ZEROS = OpDef("zeros", "Zeros of the shape and the placement that the result says.", typing=_stated)
+ZEROS = OpDef(
+    "zeros", "Zeros of the shape and the placement that the result says.", typing=_own_type
+)
 
 LEAF = OpDef(
     "leaf",
     "A parameter as the model uses it: the chain from its state of record is chosen later.",
     operands=takes("param"),
-    typing=_declared,
+    typing=_own_type_of_same_dims,
     work=no_work,
 )
 
@@ -253,7 +256,7 @@ LEAF_GRAD = OpDef(
     "leaf_grad",
     "A leaf's gradient as the update takes it: the conjugate of the chain.",
     operands=takes("grad"),
-    typing=_declared,
+    typing=_own_type_of_same_dims,
     work=no_work,
 )
 
@@ -279,7 +282,7 @@ PACK = OpDef(
     operands=takes("grad"),
     variadic=True,
     attributes=(BUCKET,),
-    typing=_packed,
+    typing=_pack_type,
     work=_pack_work,
 )
 
@@ -288,7 +291,7 @@ UNPACK = OpDef(
     "The parameters of a bucket, of its flat buffer: views, not copies.",
     operands=takes("flat"),
     attributes=(BUCKET,),
-    typing=_unpacked,
+    typing=_unpack_types,
     work=no_work,
 )
 
@@ -313,7 +316,7 @@ SUM_SQUARES = OpDef(
         Attribute("stages", kinds=(str,), default=""),
         Attribute("once", kinds=(tuple,), default=()),
     ),
-    typing=_squared,
+    typing=_sum_squares_type,
     function="sum_squares",
 )
 
@@ -347,7 +350,7 @@ LOSS_SCALE = OpDef(
     "The loss scale that the state keeps, a power of two: the gradient from which backward"
     " begins is multiplied by it, "
     "so that float16 holds what follows (Micikevicius et al. 2018).",
-    typing=_given,
+    typing=_float32_number,
 )
 
 UNSCALED = OpDef("unscaled", "x / loss_scale.", same, operands=takes("x", "loss_scale"))
@@ -358,7 +361,7 @@ IF_FINITE = OpDef(
     " goes on by rule; "
     "with a loss scale a norm that is not finite is that of this step alone.",
     operands=takes("count", "norm", "loss"),
-    typing=_counted,
+    typing=_count_type,
 )
 
 LOSS_LIMIT = OpDef(
@@ -367,14 +370,14 @@ LOSS_LIMIT = OpDef(
     " median, and as many "
     "median deviations above it (Hampel 1974); no limit while there are few.",
     attributes=(Attribute("deviations"),),
-    typing=_given,
+    typing=_float32_number,
 )
 
 IF_BELOW = OpDef(
     "if_below",
     "The count, or 0 where the loss is above the limit, as of a step that is not finite.",
     operands=takes("count", "loss", "limit"),
-    typing=_counted,
+    typing=_count_type,
 )
 
 BALANCED = OpDef(
@@ -384,7 +387,7 @@ BALANCED = OpDef(
     "nothing where count is 0.",
     operands=takes("bias", "load", "count"),
     attributes=(Attribute("rate"),),
-    typing=_balanced,
+    typing=_balance_type,
 )
 
 UPDATE = OpDef(
@@ -392,6 +395,6 @@ UPDATE = OpDef(
     "The optimizer's step: scaled gradients to new parameters; nothing where count is 0.",
     operands=takes("grad", "scale", "count", "param"),
     variadic=True,
-    typing=_updated,
+    typing=_update_types,
     work=_update_work,
 )

@@ -64,7 +64,7 @@ def _reach(types: Sequence[Type], op: Op) -> dict[int, Reach]:
     return {i: PAST for i, type in enumerate(types) if SEQUENCE in type.dims}
 
 
-def _called(types: Sequence[Type], op: Op) -> list[Shape]:
+def _call_shapes(types: Sequence[Type], op: Op) -> list[Shape]:
     """Leading dims as the operands have them, then the dims that `gives` names."""
     _check_words(op, len(types))
     if len({type.dtype for type in types}) != 1 or types[0].dtype not in FLOATS:
@@ -181,7 +181,7 @@ CALL = OpDef(
     "call",
     "A function of a module beside the plan: of each slice along the dims `along`, all others"
     " whole.",
-    _called,
+    _call_shapes,
     operands=(Operand("x"),),
     attributes=(
         Attribute("function", kinds=(str,)),

@@ -18,7 +18,7 @@ from ..ir.printer import print_type
 from .messages import Message
 from .protocol import Attribute, Builder, OpDef, TypingError, Vjp, takes
 from .saved_tensors import Local
-from .work import Work, moved
+from .work import Work, memory_work
 
 KIND = "vjp"
 ATTRIBUTES = (
@@ -43,7 +43,7 @@ def gradients(entry: OpDef, op: Op, grads: Sequence[str], b: Builder) -> Sequenc
     inputs: list[int] = []
     weights: list[int] = []
     for operand in entry.vjp.wrt or range(len(op.inputs)):
-        if operand < len(op.inputs) and b.wanted(op.inputs[operand]):
+        if operand < len(op.inputs) and b.is_wanted(op.inputs[operand]):
             if BATCH in b.type(op.inputs[operand]).dims:
                 inputs.append(operand)
             else:
@@ -61,9 +61,9 @@ def vjp(
     """Writes one op for the gradients of the operands `wrt`."""
     assert entry.vjp, f"differentiate: {op.kind} has no vjp"
     result_grads = [grad for grad in grads if grad]
-    read = [b.saved(name) for i, name in enumerate(op.inputs) if i not in entry.vjp.unread]
+    read = [b.save(name) for i, name in enumerate(op.inputs) if i not in entry.vjp.unread]
     if entry.vjp.result:
-        read.append(b.saved(op.outputs[0].name))
+        read.append(b.save(op.outputs[0].name))
     attrs: dict[str, Attr] = {"of": op.kind, "wrt": tuple(_name(entry, i) for i in wrt)}
     if len(result_grads) > 1:
         attrs["grads"] = len(result_grads)
@@ -120,7 +120,7 @@ class Vjps:
     These are by the names of the ops.
     """
 
-    of: Mapping[str, OpDef]
+    entries: Mapping[str, OpDef]
 
     def entry(self) -> OpDef:
         """The entry."""
@@ -131,7 +131,7 @@ class Vjps:
             operands=takes("dy"),
             attributes=ATTRIBUTES,
             variadic=True,
-            typing=self._typed,
+            typing=self._grad_types,
             workspace=self._workspace,
             communicates=self._messages,
             work=self._work,
@@ -143,7 +143,7 @@ class Vjps:
         """
         if op.kind != KIND:
             return ()
-        entry = self.of.get(str(dict(op.attrs).get("of")))
+        entry = self.entries.get(str(dict(op.attrs).get("of")))
         return entry.attributes if entry else ()
 
     def forward(self, op: Op, types: Sequence[Type]) -> tuple[Op, tuple[Type, ...]]:
@@ -152,21 +152,21 @@ class Vjps:
         """
         if op.kind != KIND:
             return op, tuple(types)
-        pulled = self.pulled(op, types)
+        pulled = self.take_apart(op, types)
         return pulled.op, pulled.types
 
-    def delayed(self, op: Op) -> bool:
+    def may_delay(self, op: Op) -> bool:
         """Whether an op makes gradients of weights that the runtime may put off."""
         if op.kind != KIND:
             return False
-        entry_vjp = self.of[str(op.get("of"))].vjp
+        entry_vjp = self.entries[str(op.get("of"))].vjp
         if not entry_vjp or not entry_vjp.delayed:
             return False
         return all(BATCH not in value.type.dims for value in op.outputs)
 
-    def pulled(self, op: Op, types: Sequence[Type]) -> Pulled:
+    def take_apart(self, op: Op, types: Sequence[Type]) -> Pulled:
         """A `vjp` with operands of these types, taken apart.  Raises TypingError."""
-        entry = self.of.get(str(op.get("of")))
+        entry = self.entries.get(str(op.get("of")))
         if not entry or not entry.vjp:
             raise TypingError(f"{op.get('of')} is no op that has a vjp")
         wrt = tuple(_place(entry, name) for name in op.names("wrt"))
@@ -190,13 +190,13 @@ class Vjps:
         forward = Op(entry.name, inputs, (), attrs, span=op.span)
         return Pulled(forward, operands, wrt, grads, read, entry.vjp)
 
-    def _typed(self, program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
+    def _grad_types(self, program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
         """The types of the gradients.
 
         Raises TypingError unless `types` are the types of all that the gradients are made of.
         """
-        pulled = self.pulled(op, types)
-        entry = self.of[pulled.op.kind]
+        pulled = self.take_apart(op, types)
+        entry = self.entries[pulled.op.kind]
         results = entry.infer(program, pulled.types, pulled.op)
         expected = [dual_type(type) for type in results if type.differentiable]
         expected += [pulled.types[i] for i in pulled.read]
@@ -213,7 +213,7 @@ class Vjps:
 
     def _workspace(self, local: Local) -> int:
         """The workspace for gradients of inputs; gradients of weights are computed beside them."""
-        pulled = self.pulled(local.op, local.types)
+        pulled = self.take_apart(local.op, local.types)
         if 0 not in pulled.wrt:
             return 0
         return pulled.vjp.workspace(evolve(local, op=pulled.op, types=pulled.types))
@@ -222,7 +222,7 @@ class Vjps:
         """The messages for gradients of inputs; gradients of weights, which the runtime may delay,
         send nothing.
         """
-        pulled, outputs = self.pulled(local.op, local.types), local.op.outputs
+        pulled, outputs = self.take_apart(local.op, local.types), local.op.outputs
         if not pulled.vjp.communicates or all(BATCH not in value.type.dims for value in outputs):
             return ()
         wanted = tuple(i in pulled.wrt for i in range(len(pulled.types)))
@@ -231,8 +231,8 @@ class Vjps:
 
     def _work(self, local: Local) -> Work:
         """The work of making the gradients, by the entry of the op that it is of."""
-        pulled = self.pulled(local.op, local.types)
-        if pulled.vjp.work is moved:
-            return moved(local)
+        pulled = self.take_apart(local.op, local.types)
+        if pulled.vjp.work is memory_work:
+            return memory_work(local)
         op = evolve(pulled.op, outputs=local.op.outputs)
         return pulled.vjp.work(evolve(local, op=op, types=pulled.types))

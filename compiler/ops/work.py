@@ -50,7 +50,7 @@ class Scores:
     width: int
     value_width: int
     backward: bool = False
-    own: int = 0
+    own_pairs: int = 0
     torch_picks: bool = False
 
     @property
@@ -92,7 +92,7 @@ def size(local: Local, type: Type) -> int:
     return local.program.elements(type) * ITEM_BYTES[type.dtype]
 
 
-def moved(local: Local) -> Work:
+def memory_work(local: Local) -> Work:
     """The work of an op that reads its operands and writes its results, in one kernel."""
     results = [value.type for value in local.op.outputs]
     return Work(bytes=sum(size(local, type) for type in (*local.types, *results)))

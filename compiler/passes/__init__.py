@@ -38,7 +38,9 @@ Pass = Callable[[Program], Program]
 
 def _at_least_size(step: str) -> Pass:
     """Gives the program after the last pass, at the least size, for a choice of the pass `step`."""
-    return lambda variant: smallest([*passed(evolve(variant, after=step), PASS_NAMES[-1])][-1])
+    return lambda variant: smallest(
+        [*lower_unchecked(evolve(variant, after=step), PASS_NAMES[-1])][-1]
+    )
 
 
 def choose_strategies(program: Program) -> Program:
@@ -55,10 +57,10 @@ def divide_stages(program: Program) -> Program:
     """`cut_stages`, by what becomes of each division; the program of the division that is taken
     remembers it for the passes to come.
     """
-    return cut_stages(evolve(program, after="divide_stages"), _remembered)
+    return cut_stages(evolve(program, after="divide_stages"), _lower_and_remember)
 
 
-def _remembered(program: Program, until: str) -> Program:
+def _lower_and_remember(program: Program, until: str) -> Program:
     """The program after the pass `until`; each on the way remembers the next, until it is asked
     for.
     """
@@ -118,7 +120,7 @@ def lower(
     seen(program)
     last = program
     try:
-        for lowered in passed(program, until):
+        for lowered in lower_unchecked(program, until):
             # a pass that changes nothing but `after` needs no second check
             if lowered.after in NEW_FORM or lowered != evolve(last, after=lowered.after):
                 check(lowered)
@@ -133,7 +135,7 @@ def lower(
     return last
 
 
-def passed(program: Program, until: str = PASS_NAMES[-1]) -> Iterator[Program]:
+def lower_unchecked(program: Program, until: str = PASS_NAMES[-1]) -> Iterator[Program]:
     """The program after each pass up to `until`, unchecked.  Raises PlanError."""
     for step in _steps(program, until):
         program = _after(step, program)

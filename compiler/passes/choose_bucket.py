@@ -32,7 +32,7 @@ def choose_bucket(program: Program) -> Program:
 
     gpu = hardware(program)
     if not gpu:
-        return _sized(program, None)
+        return _with_bucket_size(program, None)
     return _fastest(program, gpu)
 
 
@@ -43,7 +43,7 @@ def _fastest(program: Program, gpu: "Hardware") -> Program:
     # sizes that make the same buckets count once, as the first of them
     distinct = dict[object, tuple[Program, Program]]()
     for size in (*_sizes(program), None):
-        sized = _sized(program, size)
+        sized = _with_bucket_size(program, size)
         fused = fuse_buckets(sized)
         distinct.setdefault(fused.buckets, (sized, fused))
     lowered = [(sized, schedule_pipeline(fused)) for sized, fused in distinct.values()]
@@ -65,7 +65,7 @@ def _sizes(program: Program) -> list[int]:
     return sizes
 
 
-def _sized(program: Program, size: int | None) -> Program:
+def _with_bucket_size(program: Program, size: int | None) -> Program:
     return evolve(program, flow=evolve(program.flow, bucket=size))
 
 

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ..analysis.determinism import drifting
 from ..config.settings import ON
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import SEQUENCE, Axis, Op, Program, Region, Stmt
 from ..ops import roles
 from ..ops.protocol import DETERMINISTIC
@@ -32,15 +32,15 @@ def choose_deterministic(program: Program) -> Program:
     diagnostics.check()
     if not marked:
         return program
-    return evolve(program, region=_marked(program.region, marked))
+    return evolve(program, region=_mark_deterministic(program.region, marked))
 
 
-def _marked(region: Region, results: set[str]) -> Region:
+def _mark_deterministic(region: Region, results: set[str]) -> Region:
     """The region with the attribute on the ops with these first results, at any depth."""
     body = list[Stmt]()
     for stmt in region.body:
         if isinstance(stmt, Region):
-            stmt = _marked(stmt, results)
+            stmt = _mark_deterministic(stmt, results)
         elif stmt.outputs and stmt.outputs[0].name in results:
             stmt = evolve(stmt, attrs=(*stmt.attrs, (DETERMINISTIC.name, "on")))
         body.append(stmt)
@@ -51,7 +51,7 @@ def _cannot(program: Program, op: Op, alike: list[Axis]) -> Diagnostic:
     """The error for copies that would drift apart."""
     over = ", ".join(dict.fromkeys(axis.parent for axis in alike))
     ranks = prod(axis.size for axis in alike)
-    who = f"{counted(ranks, 'rank')} of `{over}` each compute this"
+    who = f"{count_words(ranks, 'rank')} of `{over}` each compute this"
     label = "their copies of weights would drift apart"
     if op.kind == CALL.name:
         message = f"{who} function, and nothing says that it gives the same bits each time on a GPU"

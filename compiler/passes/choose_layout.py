@@ -9,13 +9,13 @@ from attrs import evolve
 
 from ..ir import Arg, Enter, Op, Program, Region, Stmt, Type, Value, results
 from ..ops import OPS, TypingError
-from ..ops.builder import retyped
+from ..ops.builder import infer_types
 
 
 def choose_layout(program: Program) -> Program:
     """The program with its inputs' dims reordered, and all types that follow from them."""
-    moved, args = _moved(program), list[Arg]()
-    types = {param.name: param.type for param in program.stored}
+    moved, args = _outermost_dims(program), list[Arg]()
+    types = {param.name: param.type for param in program.params_and_buffers}
     for arg in program.region.args:
         dims = tuple(sorted(arg.value.type.dims, key=lambda dim: dim not in moved))
         value = evolve(arg.value, type=evolve(arg.value.type, dims=dims))
@@ -40,7 +40,7 @@ def _products_hold(program: Program) -> bool:
     return True
 
 
-def _moved(program: Program) -> set[str]:
+def _outermost_dims(program: Program) -> set[str]:
     """Input dims that share an axis with a dim of an earlier rule, where that works, or that an
     op needs whole.
     """
@@ -70,9 +70,9 @@ def _retype(program: Program, region: Region, types: dict[str, Type]) -> Region:
     body: list[Stmt] = []
     for stmt in region.body:
         if isinstance(stmt, Op):
-            stmt = retyped(program, stmt, types)
+            stmt = infer_types(program, stmt, types)
         else:
-            args = tuple(_retyped_arg(arg, stmt.dim, types) for arg in stmt.args)
+            args = tuple(_retype_arg(arg, stmt.dim, types) for arg in stmt.args)
             for arg in args:
                 types[arg.value.name] = arg.value.type
             stmt = _retype(program, evolve(stmt, args=args), types)
@@ -85,7 +85,7 @@ def _retype(program: Program, region: Region, types: dict[str, Type]) -> Region:
     return evolve(region, body=tuple(body), results=tuple(ends))
 
 
-def _retyped_arg(arg: Arg, dim: str, types: dict[str, Type]) -> Arg:
+def _retype_arg(arg: Arg, dim: str, types: dict[str, Type]) -> Arg:
     type = types[arg.source]
     if arg.enter is Enter.EACH:
         type = type.inside(dim)

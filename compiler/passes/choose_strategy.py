@@ -32,7 +32,7 @@ def choose_strategy(program: Program, lowered: Callable[[Program], Program]) -> 
     if not any(claim.via == AUTO for claim in program.claims):
         return program
     # reversed twice: of variants that send as much the first stays first
-    *others, least = sorted(_variants(program), key=_sent, reverse=True)
+    *others, least = sorted(_variants(program), key=_bytes_sent, reverse=True)
     first: Program | None = None
     for variant in (least, *reversed(others)):
         try:
@@ -66,9 +66,9 @@ def _variants(program: Program) -> Iterator[Program]:
             yield variant
 
 
-def _sent(program: Program) -> int:
+def _bytes_sent(program: Program) -> int:
     """Bytes that all attentions send, each done once."""
-    return sum(cost.sent for cost in _costs(program) if cost)
+    return sum(cost.sent_bytes for cost in _costs(program) if cost)
 
 
 def _costs(program: Program) -> Iterator[Cost | None]:

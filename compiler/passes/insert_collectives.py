@@ -34,7 +34,7 @@ from ..ir import (
 )
 from ..ir.placements import OrderError, Step, path
 from ..ops import OPS
-from ..ops.builder import OpBuilder, retyped
+from ..ops.builder import OpBuilder, infer_types
 from ..ops.experts import COUNTS, EXCHANGE, EXCHANGE_BACK, EXCHANGE_PADDED, SORT, with_own_experts
 from ..ops.protocol import is_pending
 from ..ops.routers import begins_sum, is_sum_by_sequence, pending_over_tokens, with_padding
@@ -64,7 +64,7 @@ def insert_collectives(program: Program) -> Program:
     return choose_deterministic(placed)
 
 
-def _wanted(
+def _placements_for_work(
     program: Program, type: Type, work: Sequence[str], whole: Collection[str] = ()
 ) -> Places:
     """The placements that an op working on `work` wants of an operand of `type`, whose dims
@@ -80,7 +80,7 @@ def _wanted(
     return program.places(places)
 
 
-def _wanted_of(program: Program, types: Sequence[Type], op: Op) -> list[Places | None]:
+def _placements_of_operands(program: Program, types: Sequence[Type], op: Op) -> list[Places | None]:
     """The placements that an op wants of its operands; None for operands that it takes as they
     are.
     """
@@ -91,7 +91,7 @@ def _wanted_of(program: Program, types: Sequence[Type], op: Op) -> list[Places |
         if i in entry.as_placed:
             wants.append(None)
         else:
-            wants.append(_wanted(program, type, work, whole.get(i, ())))
+            wants.append(_placements_for_work(program, type, work, whole.get(i, ())))
     return wants
 
 
@@ -106,7 +106,7 @@ class _Wants:
         for op in program.ops:
             if op.kind == "leaf":
                 continue
-            wants = _wanted_of(program, program.operands(op), op)
+            wants = _placements_of_operands(program, program.operands(op), op)
             for name, places in zip(op.inputs, wants, strict=True):
                 source = whole.get(name, name)
                 if places is not None:
@@ -156,7 +156,9 @@ class _Inserter(OpBuilder):
             else:
                 self._op(stmt)
         self.span = region.span
-        ends = tuple(evolve(end, name=self._carried(end.name, region.dim)) for end in region.yields)
+        ends = tuple(
+            evolve(end, name=self._place_carry(end.name, region.dim)) for end in region.yields
+        )
         body, self.body = tuple(self.body), outer
         self._reduced, self._versions = outer_versions
         return evolve(region, body=body, yields=ends)
@@ -174,7 +176,7 @@ class _Inserter(OpBuilder):
 
     def _arg(self, arg: Arg, region: Region) -> Arg:
         if arg.enter is Enter.CARRY:
-            source = self._carried(arg.source, region.dim)
+            source = self._place_carry(arg.source, region.dim)
             type = self.types[source]
         else:
             source = arg.source
@@ -182,7 +184,7 @@ class _Inserter(OpBuilder):
         self.types[arg.value.name] = type
         return Arg(Value(arg.value.name, type), source, arg.enter)
 
-    def _carried(self, name: str, dim: str) -> str:
+    def _place_carry(self, name: str, dim: str) -> str:
         """The value placed as every iteration takes and leaves it; a model's own result stays
         as it is.
         """
@@ -192,14 +194,16 @@ class _Inserter(OpBuilder):
         is_sum = type.dtype == "i64" or is_sum_by_sequence(self.program, type)
         if not type.dims or is_sum:  # over tokens: ranks add theirs in the end
             return name
-        return self._fetch(name, _wanted(self.program, type, natural(self.program, type.dims)))
+        return self._fetch(
+            name, _placements_for_work(self.program, type, natural(self.program, type.dims))
+        )
 
     def _op(self, op: Op) -> None:
         self.span = op.span
         if op.kind == "leaf":
             type = evolve(self._leaves[op.inputs[0]], dtype=op.outputs[0].type.dtype)
             self.append(evolve(op, outputs=(Value(op.outputs[0].name, type),)))
-        elif parts := self._expanded(op):
+        elif parts := self._expand(op):
             for part in parts:
                 self._op(part)
         elif op.kind == "add":
@@ -207,11 +211,11 @@ class _Inserter(OpBuilder):
         elif begins_sum(op):
             self.append(pending_over_tokens(self.program, op))
         else:
-            op = with_own_experts(self._fetched(op, op.inputs), op.names("work"))
+            op = with_own_experts(self._fetch_operands(op, op.inputs), op.names("work"))
             attrs = tuple((key, value) for key, value in op.attrs if key != "work")
             self._place(evolve(op, attrs=attrs))
 
-    def _expanded(self, op: Op) -> Sequence[Op]:
+    def _expand(self, op: Op) -> Sequence[Op]:
         """The ops in place of one that would work on a dim that its own kind needs whole; none
         for all other ops.
         """
@@ -241,11 +245,11 @@ class _Inserter(OpBuilder):
                 terms.append(name)
             elif name == group[0]:
                 terms.append(self.write("add", group, name))  # pending itself
-        self._place(evolve(self._fetched(op, terms), attrs=()))
+        self._place(evolve(self._fetch_operands(op, terms), attrs=()))
 
-    def _fetched(self, op: Op, operands: Sequence[str]) -> Op:
+    def _fetch_operands(self, op: Op, operands: Sequence[str]) -> Op:
         """The op with these operands, each placed as the op wants it."""
-        wants = _wanted_of(self.program, [self.types[name] for name in operands], op)
+        wants = _placements_of_operands(self.program, [self.types[name] for name in operands], op)
         inputs = list[str]()
         for name, want in zip(operands, wants, strict=True):
             inputs.append(name if want is None else self._fetch(name, want))
@@ -266,10 +270,10 @@ class _Inserter(OpBuilder):
         if self.program.experts_of(type) not in to.values():
             back = to  # from the experts: last of all
         else:
-            source = self._exchanged(source, to)
+            source = self._exchange(source, to)
         places = dict(want)
         for axis in back:
-            places[axis] = self.types[source].at(axis)
+            places[axis] = self.types[source].placement_on(axis)
         try:
             steps = path(self.program, self.types[source], self.program.places(places))
         except OrderError as error:
@@ -284,7 +288,7 @@ class _Inserter(OpBuilder):
             if source in self._orders:
                 self._orders[coerced] = self._orders[source]
             source = coerced
-        return self._exchanged(source, back)
+        return self._exchange(source, back)
 
     def _exchanges(self, name: str, want: Mapping[str, Placement]) -> dict[str, str]:
         """The axes over which rows of experts are exchanged for the placements `want`, and the
@@ -299,7 +303,7 @@ class _Inserter(OpBuilder):
                 dims_by_axis[axis] = target
         return dims_by_axis
 
-    def _exchanged(self, name: str, axes: Mapping[str, str]) -> str:
+    def _exchange(self, name: str, axes: Mapping[str, str]) -> str:
         """Rows of experts exchanged over these axes; of none, the rows themselves.
 
         Unless they are padded, ranks tell each other once how many rows there are.
@@ -313,7 +317,7 @@ class _Inserter(OpBuilder):
             exchanged = self.write(EXCHANGE_PADDED.name, [name], like, to=to)
         else:
             if order not in self._exchanged_orders:
-                self._exchanged_orders[order] = self._counted(order, to)
+                self._exchanged_orders[order] = self._exchange_counts(order, to)
             if name == order:
                 return self._exchanged_orders[order]
             kind = EXCHANGE if to_experts else EXCHANGE_BACK
@@ -323,7 +327,7 @@ class _Inserter(OpBuilder):
         self._versions[name, self.types[exchanged].places] = exchanged
         return exchanged
 
-    def _counted(self, order: str, to: tuple[str, ...]) -> str:
+    def _exchange_counts(self, order: str, to: tuple[str, ...]) -> str:
         """The order after an exchange, asked for as soon as there is one."""
         sorted_at = next(
             index
@@ -337,7 +341,7 @@ class _Inserter(OpBuilder):
 
     def _place(self, op: Op) -> None:
         """Appends an op whose results are placed as its operands are."""
-        self.append(retyped(self.program, op, self.types))
+        self.append(infer_types(self.program, op, self.types))
         rows = [value.name for value in op.outputs if self.program.experts_of(value.type)]
         if op.kind == SORT.name:
             orders = rows

@@ -62,7 +62,7 @@ BEFORE = ("resolve", "validate", "choose_strategies")
 def look_ahead(program: Program, diagnostics: Diagnostics) -> None:
     """Adds to what is `found` in a program what later passes find in its sound parts."""
     with diagnostics.catch():
-        _recomputed(program, diagnostics)
+        _check_recompute(program, diagnostics)
     if program.after == "resolve":
         validate(program, diagnostics)  # for the words that are in doubt
     if diagnostics.codes & PLACELESS or diagnostics.in_part & {"mesh", "shard"}:
@@ -75,12 +75,12 @@ def look_ahead(program: Program, diagnostics: Diagnostics) -> None:
     is_whole = program.after != "resolve" or is_sound
     with diagnostics.catch():
         if is_whole:
-            program = _staged(program, diagnostics)
+            program = _cut_stages(program, diagnostics)
     if program.after in BEFORE:
-        _placed(program, diagnostics, is_whole)
+        _check_placements(program, diagnostics, is_whole)
 
 
-def _staged(program: Program, diagnostics: Diagnostics) -> Program:
+def _cut_stages(program: Program, diagnostics: Diagnostics) -> Program:
     """The program with its pipeline's stages, if it has any; rows are checked as far as they rest
     on counts.
 
@@ -104,7 +104,7 @@ def _staged(program: Program, diagnostics: Diagnostics) -> Program:
     return staged
 
 
-def _placed(program: Program, diagnostics: Diagnostics, is_whole: bool) -> None:
+def _check_placements(program: Program, diagnostics: Diagnostics, is_whole: bool) -> None:
     """Adds what is wrong with the work of single ops, and of a whole program with its
     collectives too.
     """
@@ -122,7 +122,7 @@ def _placed(program: Program, diagnostics: Diagnostics, is_whole: bool) -> None:
             insert_collectives(choose_layout(worked))
 
 
-def _recomputed(program: Program, diagnostics: Diagnostics) -> None:
+def _check_recompute(program: Program, diagnostics: Diagnostics) -> None:
     """Adds what is known to be wrong with a plan's `recompute` before anything is counted."""
     if program.train.recompute.word == AUTO and not any(
         code.startswith("E04") for code in diagnostics.codes

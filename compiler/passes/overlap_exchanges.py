@@ -25,7 +25,7 @@ def overlap_exchanges(program: Program) -> Program:
     """The program with exchanges that begin before they are awaited, where anything runs beside
     them.
     """
-    return evolve(program, region=_overlapped(program.region, OpBuilder(program)))
+    return evolve(program, region=_overlap_region(program.region, OpBuilder(program)))
 
 
 def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
@@ -54,10 +54,10 @@ def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
     return ordered
 
 
-def _overlapped(region: Region, b: OpBuilder) -> Region:
+def _overlap_region(region: Region, b: OpBuilder) -> Region:
     stmts = list[Stmt]()
     for stmt in region.body:
-        stmts.append(_overlapped(stmt, b) if isinstance(stmt, Region) else stmt)
+        stmts.append(_overlap_region(stmt, b) if isinstance(stmt, Region) else stmt)
     body = tuple(stmts)
     ops = ops_in(body)
     back = {op.inputs[1]: op for op in ops if op.kind == EXCHANGE_BACK.name}
@@ -76,12 +76,12 @@ def _beside(there: Op, back: Op, body: Sequence[Stmt], b: OpBuilder) -> Iterator
         beside = {back: free}
     for stmt in body:
         if stmt in beside and (beside[stmt] or stmt is there):
-            yield from _awaited(stmt, beside[stmt], b)
+            yield from _begin_and_wait(stmt, beside[stmt], b)
         elif stmt not in free:
             yield stmt
 
 
-def _awaited(op: Op, beside: Sequence[Op], b: OpBuilder) -> Iterator[Op]:
+def _begin_and_wait(op: Op, beside: Sequence[Op], b: OpBuilder) -> Iterator[Op]:
     """An exchange that begins, what runs beside it, and the wait for it."""
     (result,) = op.outputs
     under_way = b.value(result.name, result.type)

@@ -14,14 +14,14 @@ from attrs import evolve
 from ..analysis.flops import cost
 from ..analysis.memory import account, fits
 from ..analysis.stage_schedule import stage_to_rank
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import Pipeline, Program, ops_in
 from ..ir.stages import groups, readers
 from ..schedules.actions import ScheduleError
-from ..schedules.partition import balanced
+from ..schedules.partition import balance_stages
 from ..syntax.diagnostics import Note, PlanError, wrong
 from ..syntax.source import Span
-from .thread_carries import carried
+from .thread_carries import thread_carries
 
 if TYPE_CHECKING:
     from ..analysis.hardware import Hardware
@@ -45,7 +45,7 @@ def cut_stages(program: Program, lowered: Lowered) -> Program:
     from ..analysis.hardware import hardware
 
     stages, gpu = with_stages(program, pipeline), hardware(program)
-    if not gpu or pipeline.given or pipeline.settings.stages is not None:
+    if not gpu or pipeline.rows or pipeline.settings.stages is not None:
         return stages
     try:
         return _faster(program, stages, gpu, lowered)
@@ -65,7 +65,7 @@ def _faster(program: Program, equal: Program, gpu: "Hardware", lowered: Lowered)
     times = item_times(lowered(equal, "place_state"), cut, gpu)
     of_groups = tuple(round(seconds * 1e9) for seconds in times.groups)
     of_layers = tuple(round(seconds * 1e9) for seconds in times.layers)
-    layers = _divided(program, pipeline, of_groups, of_layers, len(cut.layers))
+    layers = _divide_layers(program, pipeline, of_groups, of_layers, len(cut.layers))
     now = times.longest(program, cut)
     then = times.longest(program, evolve(cut, layers=layers))
     if then > WORTH * now:
@@ -88,10 +88,10 @@ def with_stages(program: Program, pipeline: Pipeline, layers: tuple[int, ...] = 
     total = sum(program.size(dim) for dim in pipeline.dims)
     placed = _homes(program, pipeline, total)
     if pipeline.settings.stages is None:
-        layers = layers or _balanced(program, pipeline, len(placed))
+        layers = layers or _balance_operations(program, pipeline, len(placed))
     else:
-        layers = _given(program, pipeline, pipeline.settings.stages, len(placed), total)
-    program = evolve(program, region=carried(program, pipeline))
+        layers = _layers_of_plan(program, pipeline, pipeline.settings.stages, len(placed), total)
+    program = evolve(program, region=thread_carries(program, pipeline))
     pipeline = evolve(pipeline, stage_to_rank=placed, layers=layers)
     return evolve(program, pipeline=evolve(pipeline, param_stages=_param_stages(program, pipeline)))
 
@@ -130,21 +130,21 @@ def _demand_layers(count: int, program: Program, pipeline: Pipeline, total: int)
         "every stage but the first and the last needs an iteration of a repeat: at most"
         f" {total + 2} stages"
     )
-    why = f"{counted(total, 'iteration')} cannot fill {counted(count, 'stage')}"
+    why = f"{count_words(total, 'iteration')} cannot fill {count_words(count, 'stage')}"
     raise _error(why, span, label, (Note(axis.span, "the ranks"),), help)
 
 
-def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ...]:
+def _balance_operations(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ...]:
     """Stages whose forwards have costs as equal as can be; statements after a repeat go with
     its last layer.
     """
     bodies, repeats = groups(pipeline, program.region.body)
     of_groups = tuple(cost(program, body).forward for body in bodies)
     of_layers = tuple(cost(program, repeat.body).forward for repeat in repeats)
-    return _divided(program, pipeline, of_groups, of_layers, count)
+    return _divide_layers(program, pipeline, of_groups, of_layers, count)
 
 
-def _divided(
+def _divide_layers(
     program: Program,
     pipeline: Pipeline,
     of_groups: tuple[int, ...],
@@ -159,10 +159,10 @@ def _divided(
     for dim, layer, following in zip(pipeline.dims, of_layers, (*between, 0), strict=True):
         costs += [layer] * program.size(dim)
         costs[-1] += following
-    return balanced(tuple(costs), first, last, count)
+    return balance_stages(tuple(costs), first, last, count)
 
 
-def _given(
+def _layers_of_plan(
     program: Program, pipeline: Pipeline, layers: tuple[int, ...], count: int, total: int
 ) -> tuple[int, ...]:
     """The layers that the plan gives, if they are possible."""
@@ -174,17 +174,17 @@ def _given(
             f"`{kind}` has {count} stages on the {axis.size} ranks of `{axis.name}`:"
             " write as many numbers"
         )
-        why = f"the schedule has {counted(count, 'stage')}, not {len(layers)}"
+        why = f"the schedule has {count_words(count, 'stage')}, not {len(layers)}"
         raise _error(why, span, "", (note,), help)
     if sum(layers) != total:
         sums = f"{' + '.join(map(str, layers))} = {sum(layers)}"
         notes = list[Note]()
         for dim in program.dims:
             if dim.name in pipeline.dims:
-                notes.append(Note(dim.span, counted(dim.size, "iteration")))
+                notes.append(Note(dim.span, count_words(dim.size, "iteration")))
         verb = "add" if sum(layers) < total else "take away"
         help = f"{verb} {abs(total - sum(layers))}"
-        why = f"stages have {counted(sum(layers), 'iteration')}, the repeats {total}"
+        why = f"stages have {count_words(sum(layers), 'iteration')}, the repeats {total}"
         raise _error(why, span, sums, tuple(notes), help)
     if empty := [stage for stage in range(1, count - 1) if not layers[stage]]:
         help = "only the first and the last stage may have no iteration"

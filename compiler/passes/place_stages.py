@@ -10,7 +10,7 @@ from math import inf
 from attrs import evolve
 
 from ..analysis.memory import memory_budget
-from ..analysis.stage_schedule import demand_few, estimated, placements
+from ..analysis.stage_schedule import check_few_forwards, estimate_times, placements
 from ..config.settings import AUTO, ON, Size
 from ..ir import MICROBATCHES, Pipeline, Program
 from ..schedules.actions import ScheduleError
@@ -20,7 +20,7 @@ from ..schedules.list_scheduling import demand_memory, fastest
 from ..schedules.timeline import Times
 from ..syntax.diagnostics import PlanError
 from .bucket_params import fuse_buckets
-from .schedule_pipeline import impossible, summed
+from .schedule_pipeline import impossible, sum_over_stages
 
 
 def place_stages(program: Program) -> Program:
@@ -29,13 +29,13 @@ def place_stages(program: Program) -> Program:
     Raises PlanError.
     """
     pipeline = program.pipeline
-    if not pipeline or pipeline.given or pipeline.settings.schedule.kind != AUTO:
+    if not pipeline or pipeline.rows or pipeline.settings.schedule.kind != AUTO:
         return program
     try:
         rows = fastest(_tasks(program, pipeline), splits=program.train.compile != ON)
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
-    return evolve(program, pipeline=evolve(pipeline, stage_to_rank=rows.stage_to_rank, given=rows))
+    return evolve(program, pipeline=evolve(pipeline, stage_to_rank=rows.stage_to_rank, rows=rows))
 
 
 def demand_microbatches(program: Program, pipeline: Pipeline) -> None:
@@ -45,11 +45,11 @@ def demand_microbatches(program: Program, pipeline: Pipeline) -> None:
     """
     placed = placements(pipeline, program.axis(pipeline.axis).size)
     try:
-        demand_few(len(placed[0]), program.size(MICROBATCHES))
+        check_few_forwards(len(placed[0]), program.size(MICROBATCHES))
         if isinstance(pipeline.settings.schedule.memory, Size):
             return
         for stage_to_rank in placed:
-            budget = _counted(program, evolve(pipeline, stage_to_rank=stage_to_rank))
+            budget = _microbatch_budget(program, evolve(pipeline, stage_to_rank=stage_to_rank))
             demand_memory(stage_to_rank, budget)
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
@@ -60,7 +60,7 @@ def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
 
     Raises ScheduleError if none does.
     """
-    demand_few(len(pipeline.stage_to_rank), program.size(MICROBATCHES))
+    check_few_forwards(len(pipeline.stage_to_rank), program.size(MICROBATCHES))
     tasks: list[Task] = []
     errors: list[ScheduleError] = []
     for stage_to_rank in placements(pipeline, program.axis(pipeline.axis).size):
@@ -78,7 +78,7 @@ def _task(program: Program, pipeline: Pipeline) -> Task:
     ranks' memory.
     """
     fused = fuse_buckets(evolve(program, pipeline=pipeline))
-    step = summed(fused, pipeline)
+    step = sum_over_stages(fused, pipeline)
     return Task(
         pipeline.stage_to_rank,
         step.size(MICROBATCHES),
@@ -93,7 +93,7 @@ def _times(step: Program, pipeline: Pipeline) -> Times:
 
     gpu = hardware(step)
     if not gpu:
-        return estimated(step, pipeline)
+        return estimate_times(step, pipeline)
     from ..analysis.stage_times import stage_times  # a plan without a cluster does without
 
     return stage_times(step, pipeline, gpu)
@@ -104,12 +104,12 @@ def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:
     most = pipeline.settings.schedule.memory
     if isinstance(most, Size):
         return memory_budget(program, most.bytes)
-    return _counted(program, pipeline)
+    return _microbatch_budget(program, pipeline)
 
 
-def _counted(program: Program, pipeline: Pipeline) -> MemoryBudget:
+def _microbatch_budget(program: Program, pipeline: Pipeline) -> MemoryBudget:
     most, ranks = pipeline.settings.schedule.memory, program.axis(pipeline.axis).size
     assert not isinstance(most, Size), "place_stages: memory in bytes"
     if most is None:
         most = inf
-    return MemoryBudget.counted(ranks, len(pipeline.stage_to_rank), most)
+    return MemoryBudget.of_microbatches(ranks, len(pipeline.stage_to_rank), most)

@@ -28,7 +28,7 @@ def propagate(program: Program, known: Diagnostics | None = None) -> Program:
     diagnostics = Diagnostics() if known is None else known
     program = evolve(program, claims=(*program.claims, *_exchanges(program)))
     inputs = {arg.value.name for arg in program.region.args}
-    worker = _Worker(program, _made_of_data(program.region, inputs), diagnostics)
+    worker = _Worker(program, _add_values_of_data(program.region, inputs), diagnostics)
     region = map_ops(program.region, worker.op)
     if not diagnostics.in_part & {"model", "statements"}:
         worker.check_followed()
@@ -84,7 +84,7 @@ def _exchanges(program: Program) -> Iterator[Claim]:
                     yield evolve(claim, dim=dim, split=split, via="", within=op.kind)
 
 
-def _made_of_data(region: Region, data: set[str]) -> set[str]:
+def _add_values_of_data(region: Region, data: set[str]) -> set[str]:
     """Adds to `data` every value that depends on a value in it; values carried through a repeat
     count as data.
 
@@ -99,7 +99,7 @@ def _made_of_data(region: Region, data: set[str]) -> set[str]:
                     carried_or_data.append(arg.value.name)
             data.update(carried_or_data)
             data |= {value.name for value in stmt.results}
-            _made_of_data(stmt, data)
+            _add_values_of_data(stmt, data)
         elif not data.isdisjoint(stmt.inputs):
             data |= {value.name for value in stmt.outputs}
     return data

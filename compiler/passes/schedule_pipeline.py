@@ -8,9 +8,9 @@ there are (`cut_stages`).
 
 from attrs import evolve
 
-from ..analysis.stage_schedule import rows, scheduled
+from ..analysis.stage_schedule import rows, with_schedule
 from ..config.settings import ON
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import (
     INVARIANT,
     MICROBATCHES,
@@ -36,16 +36,16 @@ def schedule_pipeline(program: Program) -> Program:
     pipeline = program.pipeline
     if not pipeline:
         return program
-    program = summed(program, pipeline)
+    program = sum_over_stages(program, pipeline)
     try:
-        pipeline = scheduled(program, pipeline)
+        pipeline = with_schedule(program, pipeline)
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
     _demand_whole(program, pipeline)
     return evolve(program, pipeline=pipeline)
 
 
-def summed(program: Program, pipeline: Pipeline) -> Program:
+def sum_over_stages(program: Program, pipeline: Pipeline) -> Program:
     """The program with sums over its stages' ranks."""
     return evolve(program, region=_Sums(program, pipeline).region())
 
@@ -78,7 +78,7 @@ def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Di
     """The error for an impossible schedule, at the plan's line."""
     dim = program.dim(MICROBATCHES)
     notes = (
-        Note(dim.span, counted(dim.size, "microbatch")),
+        Note(dim.span, count_words(dim.size, "microbatch")),
         Note(program.axis(pipeline.axis).span, "the ranks"),
     )
     order = pipeline.settings.schedule
@@ -128,7 +128,10 @@ class _Sums(OpBuilder):
         """Each rank has what its own stages make, and its part of a gradient that several ranks
         hold.
         """
-        sums, gradients = region.results[: self.program.made], region.results[self.program.made :]
+        sums, gradients = (
+            region.results[: self.program.microbatch_results],
+            region.results[self.program.microbatch_results :],
+        )
         ranks_of_gradients = dict[str, tuple[int, ...]]()
         for op in ops_in(self.program.region.body):
             if op.kind == "pack":
@@ -140,7 +143,7 @@ class _Sums(OpBuilder):
             ranks = ranks_of_gradients.get(value.name, ())
             if len(ranks) > 1:
                 self._pending[value.name] = ranks
-        return evolve(region, results=tuple(map(self._marked, region.results)))
+        return evolve(region, results=tuple(map(self._mark_partial, region.results)))
 
     def _op(self, op: Op) -> None:
         holders = {self._pending[name] for name in op.inputs if name in self._pending}
@@ -170,7 +173,7 @@ class _Sums(OpBuilder):
         """A result of a part is a part; the last one is summed."""
         (value,) = op.outputs
         self._pending[value.name] = ranks
-        self.body.append(evolve(op, outputs=(self._marked(value),)))
+        self.body.append(evolve(op, outputs=(self._mark_partial(value),)))
         if value.name not in self._passed_on:
             self._later.append((value.name, op))
 
@@ -186,7 +189,7 @@ class _Sums(OpBuilder):
         attrs: tuple[tuple[str, Attr], ...] = (("stages", self._pipeline.axis), *once)
         (squares,) = op.outputs
         self._pending[squares.name] = ()
-        self.body.append(evolve(op, outputs=(self._marked(squares),), attrs=attrs))
+        self.body.append(evolve(op, outputs=(self._mark_partial(squares),), attrs=attrs))
         if squares.name not in self._passed_on:
             self._reduce(squares.name, op.span)
 
@@ -202,7 +205,7 @@ class _Sums(OpBuilder):
         )
         self._same[name] = value.name
 
-    def _marked(self, value: Value) -> Value:
+    def _mark_partial(self, value: Value) -> Value:
         if value.name not in self._pending:
             return value
         places = dict(value.type.places) | {self._pipeline.axis: PARTIAL}

@@ -29,7 +29,7 @@ from ..ir import (
 from ..ir.stages import is_made_once
 
 
-def carried(program: Program, pipeline: Pipeline) -> Region:
+def thread_carries(program: Program, pipeline: Pipeline) -> Region:
     """The model whose repeats that are cut carry the values that are read in them and after
     them.
     """
@@ -49,12 +49,12 @@ def carried(program: Program, pipeline: Pipeline) -> Region:
             current, following = _carrying(current, through, names)
             renamed |= following
         body.append(current)
-        bound += _made_once(stmt)
+        bound += _results_of_one_stage(stmt)
     yields = tuple(evolve(end, name=renamed.get(end.name, end.name)) for end in region.yields)
     return evolve(region, body=tuple(body), yields=yields)
 
 
-def _made_once(stmt: Stmt) -> list[str]:
+def _results_of_one_stage(stmt: Stmt) -> list[str]:
     """The results of a statement that only the stage that made them has."""
     if isinstance(stmt, Op) and stmt.kind == "leaf":
         return []

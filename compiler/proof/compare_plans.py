@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from ..config.schema import differing
-from ..config.units import counted
+from ..config.schema import find_differences
+from ..config.units import count_words
 from ..ir import BATCH, MICROBATCHES, Dim, Init, Program
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
 from ..syntax.source import Span
@@ -14,7 +14,7 @@ from .interpreter import differing as unequal
 from .locate import differences, iterations
 from .prime_field import Field
 from .reference import Reference, bare, forwards_apart
-from .small_sizes import made, resized, small
+from .small_sizes import bucket_dims, resize, small
 
 TRIALS = 4
 
@@ -31,7 +31,7 @@ def hold_alike(first: Program, second: Program) -> None:
     first_axes = {axis.name: 1 for axis in first.axes}
     second_axes = {axis.name: 1 for axis in second.axes}
     dims = small(second, second_axes) | small(first, first_axes)
-    a, b = resized(first, first_axes, dims), resized(second, second_axes, dims)
+    a, b = resize(first, first_axes, dims), resize(second, second_axes, dims)
     start = scene(a, Field(TRIALS, 0))
     ours = Reference(a, Field(TRIALS, len(a.axes))).run(start)
     theirs = Reference(b, Field(TRIALS, len(b.axes))).run(start)
@@ -54,7 +54,7 @@ NOT_COMPARED = (
 def unlike(first: Program, second: Program) -> list[str]:
     """Differences between two plans that make the same update."""
     lines = list[str]()
-    for key, ours, theirs in differing(first.train, second.train):
+    for key, ours, theirs in find_differences(first.train, second.train):
         lines.append(f"`{key}` {ours} and {theirs}")
     first_inits = {param.name: param.init for param in first.params}
     second_inits = {param.name: param.init for param in second.params}
@@ -77,7 +77,7 @@ def _both(
 
 def _sizes(first: Program, second: Program) -> Iterator[Diagnostic]:
     """Dims that the models do not share, or whose sizes differ; the sequences of a step in all."""
-    for name, a, b in _both(_shared_dims(first), _shared_dims(second)):
+    for name, a, b in _both(_dims_to_compare(first), _dims_to_compare(second)):
         if a and b and a.size == b.size:
             continue
         span = first.region.span
@@ -91,12 +91,12 @@ def _sizes(first: Program, second: Program) -> Iterator[Diagnostic]:
         spans, counts = list[Span](), list[str]()
         for program in (first, second):
             spans.append(program.train.spans.get("global_batch", program.region.span))
-            counts.append(counted(program.train.global_batch, "sequence"))
+            counts.append(count_words(program.train.global_batch, "sequence"))
         message = "the plans have different numbers of sequences per step"
         yield _error(message, spans[0], counts[0], [Note(spans[1], counts[1])])
 
 
-def _shared_dims(program: Program) -> dict[str, Dim]:
+def _dims_to_compare(program: Program) -> dict[str, Dim]:
     """By name the dims that programs of one model share."""
     without = _without(program)
     return {dim.name: dim for dim in program.dims if dim.name not in without}
@@ -104,7 +104,7 @@ def _shared_dims(program: Program) -> dict[str, Dim]:
 
 def _without(program: Program) -> set[str]:
     """The dims that may differ between programs of one model."""
-    return {BATCH, MICROBATCHES, *made(program)}
+    return {BATCH, MICROBATCHES, *bucket_dims(program)}
 
 
 def _parameters(first: Program, second: Program) -> Iterator[Diagnostic]:
@@ -141,11 +141,11 @@ def _diagnostic(
         message = f"the plans first differ at `{name}`{iterations(where)}"
         notes = (Note(_span_of(b, name), "and here in the second"), count)
         return Diagnostic("E0702", message, _span_of(a, name), "here", notes)
-    if a.watch.limited != b.watch.limited:
+    if a.watch.get_loss_limit != b.watch.get_loss_limit:
         spans, rules = list[Span](), list[str]()
         for program in (a, b):
             spans.append(program.watch.spans.get("spikes", program.region.span))
-            is_limited = program.watch.limited
+            is_limited = program.watch.get_loss_limit
             rules.append(f"`spikes = {program.watch.spikes}`" if is_limited else "no rule")
         message = f"the plans skip different steps: {' and '.join(rules)}"
         notes = (Note(spans[1], "and of the second"), count)

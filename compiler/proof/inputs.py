@@ -9,8 +9,8 @@ from attrs import frozen
 
 from ..analysis.vocabulary import vocabulary
 from ..ir import DATA_DIMS, MICROBATCHES, Program, base
-from .prime_field import Word, drawn
-from .sharded_state import known, own
+from .prime_field import Word, random_words
+from .sharded_state import to_shards, with_noise
 from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Array, Numbers, Tensor
 
@@ -27,7 +27,7 @@ class Inputs:
     def on(self, program: Program, world: SimulatedMesh, numbers: Numbers) -> dict[str, Tensor]:
         """The parts of parameters and inputs on each rank."""
         env = dict[str, Tensor]()
-        for param in program.stored:
+        for param in program.params_and_buffers:
             value = everywhere(self.params[param.name], world)
             env[param.name] = world.spread(value, param.type)
         for arg in program.region.args:
@@ -35,10 +35,10 @@ class Inputs:
             env[arg.value.name] = world.spread(value, arg.value.type)
         if program.pipeline:
             for param in program.params:
-                env[param.name] = known(program, world, param.name, env[param.name], numbers)
+                env[param.name] = with_noise(program, world, param.name, env[param.name], numbers)
         for bucket in program.buckets:
             whole = [env[name] for name in bucket.params]
-            shards = own(program, world, bucket, whole, numbers)
+            shards = to_shards(program, world, bucket, whole, numbers)
             env |= dict(zip(bucket.params, shards, strict=True))
         return env
 
@@ -55,7 +55,7 @@ def scene(program: Program, numbers: Numbers) -> Inputs:
     """Parameters, tokens, labels, documents and draws of the program's sizes."""
     sizes = {dim.name: dim.size for dim in program.dims}
     params: dict[str, Tensor] = {}
-    for param in program.stored:
+    for param in program.params_and_buffers:
         dims = tuple(sorted(param.type.dims))  # their order is the compiler's choice
         shape = tuple(sizes[dim] for dim in dims)
         params[param.name] = Tensor(dims, numbers.random(shape, param.name), RANDOM)
@@ -100,7 +100,7 @@ def _labels(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
 
 def below(bound: int, key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
     """Numbers from 0 to below `bound` that depend on the key only."""
-    return (drawn(key, shape) % Word(bound)).astype(int)
+    return (random_words(key, shape) % Word(bound)).astype(int)
 
 
 def _documents(shape: tuple[int, ...]) -> Array:

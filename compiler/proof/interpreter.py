@@ -13,10 +13,10 @@ from attrs import field, frozen
 from ..ir import Arg, Enter, Leave, Op, Program, Region, Stmt, Type
 from ..ir.placements import ends
 from .semantics import MEANINGS, Call, Semantics
-from .semantics.step import loss_scale, unscaled
-from .sharded_state import settled, together
+from .semantics.step import loss_scale, unscale
+from .sharded_state import copy_from_owner, together
 from .simulated_mesh import SimulatedMesh
-from .tensors import Numbers, Tensor, stacked
+from .tensors import Numbers, Tensor, stack_tensors
 
 Env = dict[str, Tensor]
 Where: TypeAlias = tuple[tuple[str, int], ...]
@@ -85,7 +85,7 @@ class Interpreter:
         inner = self.body(region.body, env, ())
         results = [inner[end.name] for end in region.yields]
         named = metrics(self.program, results)
-        names = [param.name for param in self.program.stored]
+        names = [param.name for param in self.program.params_and_buffers]
         stored = dict(zip(names, results[len(named) :], strict=True))
         params = {param.name: stored[param.name] for param in self.program.params}
         return Outcome(named, self._whole(self._gradients), stored | self._whole(params))
@@ -99,7 +99,7 @@ class Interpreter:
             whole |= dict(zip(bucket.params, joined, strict=True))
         if self.program.pipeline:
             for name, value in whole.items():
-                whole[name] = settled(self.program, self.world, name, value)
+                whole[name] = copy_from_owner(self.program, self.world, name, value)
         return whole
 
     def body(self, body: Sequence[Stmt], outer: Env, where: Where) -> Env:
@@ -135,19 +135,19 @@ class Interpreter:
     def _results(self, op: Op, args: list[Tensor]) -> list[Tensor]:
         if op.kind == "coerce":
             among = [int(rank) for rank in op.names("among")]
-            return [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers, among)]
+            return [self.world.coerce(args[0], op.names("axes"), *ends(op), self.numbers, among)]
         call = Call(self.program, self.world, self.numbers, op, args, self.program.operands(op))
         if op.kind == "update":
             self._gradients.update(
-                zip(op.inputs[3:], map(self._unscaled, call.unpacked), strict=True)
+                zip(op.inputs[3:], map(self._unscale, call.update_gradients), strict=True)
             )
         return self.meanings[op.kind].value(call)
 
-    def _unscaled(self, grad: Tensor) -> Tensor:
+    def _unscale(self, grad: Tensor) -> Tensor:
         """A gradient without the loss scale, if the program has one."""
         for op in self.program.region.body:
             if isinstance(op, Op) and op.kind == "loss_scale":
-                return unscaled(self.numbers, grad, loss_scale(self.numbers, len(self.world.axes)))
+                return unscale(self.numbers, grad, loss_scale(self.numbers, len(self.world.axes)))
         return grad
 
     def _check(self, name: str, type: Type, value: Tensor) -> None:
@@ -171,7 +171,7 @@ class Interpreter:
                 sliced.append(arg)
         yielded: list[list[Tensor]] = []
         for i in indices:
-            slices = {arg.value.name: self.at(outer[arg.source], i) for arg in sliced}
+            slices = {arg.value.name: self.get_slice(outer[arg.source], i) for arg in sliced}
             inner = self.body(region.body, outer | slices | carried, (*where, (region.dim, i)))
             yielded.append([inner[end.name] for end in region.yields])
             lasts = list[Tensor]()
@@ -187,20 +187,22 @@ class Interpreter:
             if end.leave is Leave.LAST:
                 results[value.name] = last[end.name]
             else:
-                results[value.name] = self.left(end.leave, region.dim, column)
+                results[value.name] = self.combine_iterations(end.leave, region.dim, column)
         return results
 
-    def at(self, x: Tensor, index: int) -> Tensor:
+    def get_slice(self, x: Tensor, index: int) -> Tensor:
         """One slice along the first dim."""
-        return self.made(("at", index), [x], lambda: x.at(index))
+        return self.make_tensor(("at", index), [x], lambda: x.get_slice(index))
 
-    def left(self, leave: Leave, dim: str, all_: Sequence[Tensor]) -> Tensor:
+    def combine_iterations(self, leave: Leave, dim: str, all_: Sequence[Tensor]) -> Tensor:
         """The result of iterations: their sum or their stack."""
         if leave is Leave.SUM:
-            return self.made(("total",), all_, lambda: self.numbers.total(all_[0].dims, *all_))
-        return self.made(("stacked", dim), all_, lambda: stacked(dim, all_))
+            return self.make_tensor(
+                ("total",), all_, lambda: self.numbers.total(all_[0].dims, *all_)
+            )
+        return self.make_tensor(("stacked", dim), all_, lambda: stack_tensors(dim, all_))
 
-    def made(
+    def make_tensor(
         self, how: tuple[Hashable, ...], operands: Sequence[Tensor], make: Callable[[], Tensor]
     ) -> Tensor:
         """The tensor that `make` makes of others, in the way that `how` identifies."""

@@ -29,10 +29,10 @@ from ..syntax.diagnostics import Diagnostic, Note
 from .interpreter import Interpreter, ShapeError, Where, differing
 from .pipeline.rows import RowsError, run_rows
 from .prime_field import Field
-from .proof import Case, UnequalError, case_of, compared, unequal
+from .proof import Case, UnequalError, case_of, compare_results, unequal
 from .reference import forwards_apart
 from .simulated_mesh import SimulatedMesh
-from .small_sizes import resized
+from .small_sizes import resize
 from .tensors import Tensor
 
 TRIALS = 2
@@ -40,7 +40,7 @@ TRIALS = 2
 
 
 @frozen
-class Found:
+class WrongValue:
     """The first wrong value, its iteration, and the placements of its parts on the axes where they
     are not as declared.
     """
@@ -56,11 +56,11 @@ def locate(error: UnequalError, program: Program, model: Program) -> Diagnostic:
     case = _smallest(program, model) or error.case
     numbers = Field(TRIALS, len(program.axes))
     try:
-        results = compared(case, numbers)
+        results = compare_results(case, numbers)
     except ShapeError as unmade:
         results = [unmade.value]
     except RowsError as stop:
-        return _stopped(case, stop)
+        return _diagnostic_of_rows(case, stop)
     alone = _alone(case)
     if wrong := unequal(Case(alone, case.model), numbers):
         return _not_the_model(case, alone, numbers, wrong)
@@ -86,11 +86,11 @@ def _alone(case: Case) -> Program:
     they are.
     """
     one = dict.fromkeys(case.mesh, 1) | {axis: case.mesh[axis] for axis in _stages(case)}
-    return resized(case.program, one, {dim.name: dim.size for dim in case.program.dims})
+    return resize(case.program, one, {dim.name: dim.size for dim in case.program.dims})
     axes = dict.fromkeys(case.mesh, 1)
     for axis in _stages(case):
         axes[axis] = case.mesh[axis]
-    return resized(case.program, axes, {dim.name: dim.size for dim in case.program.dims})
+    return resize(case.program, axes, {dim.name: dim.size for dim in case.program.dims})
 
 
 def _stages(case: Case) -> list[str]:
@@ -101,7 +101,7 @@ def _stages(case: Case) -> list[str]:
     return [pipeline.axis]
 
 
-def _stopped(case: Case, stop: RowsError) -> Diagnostic:
+def _diagnostic_of_rows(case: Case, stop: RowsError) -> Diagnostic:
     """Rows that cannot be done to their end."""
     pipeline = case.program.pipeline
     assert pipeline, "verify: rows without a pipeline"
@@ -113,21 +113,21 @@ def _stopped(case: Case, stop: RowsError) -> Diagnostic:
 # ---- values that are wrong on several ranks
 
 
-def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
+def _first_wrong(case: Case, alone: Program, numbers: Field) -> WrongValue | None:
     start = case.scene(numbers)
     right: dict[tuple[str, Where], Tensor] = {}
-    world = SimulatedMesh.of(alone)
+    world = SimulatedMesh.of_program(alone)
 
     def note(name: str, where: Where, value: Tensor) -> None:
         right[name, where] = value
 
     machine = Interpreter(alone, world, numbers, note, rows=run_rows)
     machine.run(start.on(alone, world, numbers))
-    ranks = SimulatedMesh.of(case.program)
+    ranks = SimulatedMesh.of_program(case.program)
     type_of = case.program.types
     flat = {bucket.dim for bucket in case.program.buckets}  # each rank packs what it holds
     stale = _stale(case.program)
-    wrong: list[Found] = []
+    wrong: list[WrongValue] = []
 
     def look(name: str, where: Where, value: Tensor) -> None:
         if wrong:
@@ -138,14 +138,16 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
         if name in stale or flat & {*type.dims}:
             return
         if not _is(value, whole, type, ranks, numbers):
-            wrong.append(_found(case.program, name, where, value, whole, type, ranks, numbers))
+            wrong.append(
+                _describe_value(case.program, name, where, value, whole, type, ranks, numbers)
+            )
 
     try:
         Interpreter(case.program, ranks, numbers, look, rows=run_rows).run(
             start.on(case.program, ranks, numbers)
         )
     except ShapeError as error:
-        wrong.append(Found(error.value, (), (), ()))
+        wrong.append(WrongValue(error.value, (), (), ()))
     return wrong[0] if wrong else None
 
 
@@ -172,12 +174,12 @@ def _is(value: Tensor, whole: Tensor, type: Type, world: SimulatedMesh, numbers:
         return False
     for axis, place in type.places:
         if place in (PARTIAL, MAXIMUM):
-            value = world.coerced(value, [axis], place, INVARIANT, numbers)
+            value = world.coerce(value, [axis], place, INVARIANT, numbers)
     settled = tuple((axis, place) for axis, place in type.places if place not in (PARTIAL, MAXIMUM))
     return not differing(numbers, value, world.spread(whole, evolve(type, places=settled)))
 
 
-def _found(
+def _describe_value(
     program: Program,
     name: str,
     where: Where,
@@ -186,13 +188,13 @@ def _found(
     type: Type,
     world: SimulatedMesh,
     numbers: Field,
-) -> Found:
+) -> WrongValue:
     """The placement that the parts have, if any, with the fewest differences from the declared
     one.
     """
     wide = [axis.name for axis in program.axes if axis.size > 1]
     kinds = [INVARIANT, PARTIAL, MAXIMUM, *(sharded(dim) for dim in type.dims)]
-    declared = tuple((axis, type.at(axis)) for axis in wide)
+    declared = tuple((axis, type.placement_on(axis)) for axis in wide)
     others = list[tuple[tuple[str, Placement], ...]]()
     for places in product(kinds, repeat=len(wide)):
         placed = tuple(zip(wide, places, strict=True))
@@ -209,8 +211,8 @@ def _found(
                 if not _alike(due[1], placed[1]):
                     apart[0].append(due)
                     apart[1].append(placed)
-            return Found(name, where, tuple(apart[0]), tuple(apart[1]))
-    return Found(name, where, declared, ())
+            return WrongValue(name, where, tuple(apart[0]), tuple(apart[1]))
+    return WrongValue(name, where, declared, ())
 
 
 def _divides(program: Program, placed: Sequence[tuple[str, Placement]]) -> bool:
@@ -235,7 +237,7 @@ _HELD = {
 }
 
 
-def _diagnostic(case: Case, wrong_value: Found | None, results: Sequence[str]) -> Diagnostic:
+def _diagnostic(case: Case, wrong_value: WrongValue | None, results: Sequence[str]) -> Diagnostic:
     mesh = mesh_words({name: size for name, size in case.mesh.items() if size > 1})
     message = f"on {mesh} the step is not that of a single device"
     if not wrong_value:
@@ -248,7 +250,7 @@ def _diagnostic(case: Case, wrong_value: Found | None, results: Sequence[str]) -
     ]
     if lack:
         texts.append(_missing(lack))
-        label = _taken(lack)
+        label = _label_of_lack(lack)
     else:
         texts += _apart(wrong_value, op)
         label = _label(wrong_value)
@@ -270,8 +272,8 @@ class _Lack:
     op: Op
     operand: str
     axes: tuple[str, ...]
-    held: Placement
-    needed: Placement
+    actual: Placement
+    required: Placement
 
 
 def _lacking(program: Program, op: Op) -> _Lack | None:
@@ -289,7 +291,7 @@ def _lacking(program: Program, op: Op) -> _Lack | None:
             placed = dict(type.places) | dict.fromkeys(axes, place)
             other = evolve(type, places=program.places(placed))
             if _fits(program, op, [*operands[:i], other, *operands[i + 1 :]]):
-                return _Lack(op, op.inputs[i], axes, type.at(axes[0]), place)
+                return _Lack(op, op.inputs[i], axes, type.placement_on(axes[0]), place)
     return None
 
 
@@ -301,15 +303,17 @@ def _fits(program: Program, op: Op, operands: Sequence[Type]) -> bool:
         return False
 
 
-def _taken(lack: _Lack) -> str:
+def _label_of_lack(lack: _Lack) -> str:
     kind = lack.op.kind
     if pulled := dict(lack.op.attrs).get("of"):
         kind = f"vjp of {pulled}"
-    return f"`{kind}` cannot take `{lack.operand}` as {lack.held} on {' × '.join(lack.axes)}"
+    return f"`{kind}` cannot take `{lack.operand}` as {lack.actual} on {' × '.join(lack.axes)}"
 
 
 def _missing(lack: _Lack) -> str:
-    way = f"{_coercion(lack.held, lack.needed)} of `{lack.operand}` over {' × '.join(lack.axes)}"
+    way = (
+        f"{_coercion(lack.actual, lack.required)} of `{lack.operand}` over {' × '.join(lack.axes)}"
+    )
     return f"a coercion is missing or misplaced: {way}"
 
 
@@ -321,7 +325,7 @@ def _coercion(source: Placement, target: Placement, over: str = "") -> str:
     return words
 
 
-def _label(wrong_value: Found) -> str:
+def _label(wrong_value: WrongValue) -> str:
     if not wrong_value.declared:
         return f"`{wrong_value.value}` has the wrong shape"
     axis, declared = wrong_value.declared[0]
@@ -332,7 +336,7 @@ def _label(wrong_value: Found) -> str:
     return f"`{wrong_value.value}` is {declared} on {axis}, but {words}"
 
 
-def _apart(wrong_value: Found, op: Op | None) -> Iterator[str]:
+def _apart(wrong_value: WrongValue, op: Op | None) -> Iterator[str]:
     """The actual placement against the declared one, as a coercion that there is or should be."""
     for (axis, declared), (_, actual) in zip(
         wrong_value.declared, wrong_value.actual, strict=False

@@ -57,7 +57,7 @@ class Field:
 
     def random(self, shape: tuple[int, ...], name: str) -> Array:
         """Uniform numbers (to 2^-33) that depend on seed and name only: [trials, *shape]."""
-        return _reduced(drawn((self.seed, "random", name), (self.trials, *shape)))
+        return _mod_p(random_words((self.seed, "random", name), (self.trials, *shape)))
 
     def constant(self, value: Array, dims: Dims = ()) -> Tensor:
         return Tensor(dims, (np.asarray(value) % P).astype(Word))
@@ -80,10 +80,10 @@ class Field:
         degree = x.degree + y.degree
         self.degree |= degree
         if not {*x.dims, *y.dims} - {*out}:
-            return Tensor(out, _reduced(x.onto(out) * y.onto(out)), degree)
+            return Tensor(out, _mod_p(x.onto(out) * y.onto(out)), degree)
         x, y = self._without(x, out + y.dims), self._without(y, out + x.dims)
         pair = matrices(out, x, y)
-        return Tensor(out, pair.tensor(_multiplied(pair.left, pair.right)), degree)
+        return Tensor(out, pair.tensor(_matmul_mod_p(pair.left, pair.right)), degree)
 
     def _without(self, x: Tensor, out: Dims) -> Tensor:
         """The sum over the dims that are not kept."""
@@ -93,16 +93,16 @@ class Field:
         return self._sum(left, x)
 
     def _sum(self, out: Dims, x: Tensor) -> Tensor:
-        return Tensor(out, _reduced(np.einsum(subscripts(out, x.dims), x.array)), x.degree)
+        return Tensor(out, _mod_p(np.einsum(subscripts(out, x.dims), x.array)), x.degree)
 
     def total(self, out: Dims, *terms: Tensor) -> Tensor:
         array = terms[0].onto(out)
         for term in terms[1:]:
             array = array + term.onto(out)
-        return Tensor(out, _reduced(array), degree_of(terms))
+        return Tensor(out, _mod_p(array), degree_of(terms))
 
     def negative(self, x: Tensor) -> Tensor:
-        return Tensor(x.dims, _reduced(P - x.array), x.degree)
+        return Tensor(x.dims, _mod_p(P - x.array), x.degree)
 
     def inverse(self, x: Tensor) -> Tensor:
         """x^(P-2), the inverse 1/x (Fermat); 0 stays 0.  Counted, and of degree one: see the bound.
@@ -114,12 +114,12 @@ class Field:
         result, square = np.ones_like(x.array), x.array
         for bit in reversed(f"{P - 2:b}"):
             if bit == "1":
-                result = _reduced(result * square)
-            square = _reduced(square * square)
+                result = _mod_p(result * square)
+            square = _mod_p(square * square)
         return Tensor(x.dims, result, Degree(1, 1))
 
     def function(self, name: str, *operands: Tensor, constants: tuple[object, ...] = ()) -> Tensor:
-        return Tensor(operands[0].dims, _reduced(self._hash((name, *constants), *operands)), RANDOM)
+        return Tensor(operands[0].dims, _mod_p(self._hash((name, *constants), *operands)), RANDOM)
 
     def exponential(self, x: Tensor, less: Tensor | None = None) -> Tensor:
         exponent, degree = self._hash(("exponent",), x) % Q, RANDOM
@@ -138,8 +138,8 @@ class Field:
         digest = self._digest(("softmax",), x) ^ self._key(("place", length), length)
         if seen is not None:
             digest = np.where(seen.onto(x.dims) > 0, digest, Word(0))
-        digest = _mixed(digest + _mixed(digest.sum(axis=-1, keepdims=True, dtype=Word)))
-        weights = _reduced(self._of_each_trial(("softmax",), digest))
+        digest = _mix_bits(digest + _mix_bits(digest.sum(axis=-1, keepdims=True, dtype=Word)))
+        weights = _mod_p(self._of_each_trial(("softmax",), digest))
         if seen is not None:
             weights = weights * seen.onto(x.dims)
         return Tensor(x.dims, weights, RANDOM)
@@ -158,7 +158,7 @@ class Field:
         zeros then a sum.
         """
         keys = self._key(("order",), self.trials).reshape(-1, *(1,) * (x.array.ndim - 1))
-        return _mixed(x.array ^ keys)
+        return _mix_bits(x.array ^ keys)
 
     def unequal(self, x: Array, y: Array) -> Array:
         return x != y
@@ -170,7 +170,7 @@ class Field:
     def _of_each_trial(self, name: tuple[object, ...], digest: Array) -> Array:
         self.hashed += digest[0].size
         keys = self._key(("hash", *name), self.trials).reshape(-1, *(1,) * (digest.ndim - 1))
-        return _mixed(digest[np.arange(self.trials) % 2] ^ keys)
+        return _mix_bits(digest[np.arange(self.trials) % 2] ^ keys)
 
     def _digest(self, name: tuple[object, ...], *operands: Tensor) -> Array:
         """Two independent 64-bit digests of the operands in all trials: [2, *mesh axes, *dims]."""
@@ -183,45 +183,45 @@ class Field:
             part = np.einsum("dt,t...->d...", weights, array)
             digest = part if digest is None else digest + part
         assert digest is not None, "verify: a function has operands"
-        return _mixed(digest)
+        return _mix_bits(digest)
 
     def _key(self, name: tuple[object, ...], count: int) -> Array:
         """Words that depend on seed and name only."""
         if name not in self._keys:
-            self._keys[name] = drawn((self.seed, *name), (count,))
+            self._keys[name] = random_words((self.seed, *name), (count,))
         return self._keys[name]
 
 
-def drawn(key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
+def random_words(key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
     """Words of 64 random bits that depend on the key only: a hash, since importing numpy.random
     takes long.
     """
     return np.frombuffer(shake_256(repr(key).encode()).digest(8 * prod(shape)), Word).reshape(shape)
 
 
-def _reduced(x: Array) -> Array:
+def _mod_p(x: Array) -> Array:
     """x mod P; numpy divides by a constant several times as fast as it takes a remainder."""
     whole = x // _MODULUS
     whole *= _MODULUS
     return np.subtract(x, whole, out=whole)
 
 
-def _multiplied(left: Array, right: Array) -> Array:
+def _matmul_mod_p(left: Array, right: Array) -> Array:
     """The product of matrices modulo P."""
     count = left.shape[-1]
     if count <= FEW:
         starts = range(0, count, EXACT)
-        parts = [_reduced(left[..., i : i + EXACT] @ right[..., i : i + EXACT, :]) for i in starts]
+        parts = [_mod_p(left[..., i : i + EXACT] @ right[..., i : i + EXACT, :]) for i in starts]
         if len(parts) == 1:
             return parts[0]
-        return _reduced(sum(parts[1:], parts[0]))
+        return _mod_p(sum(parts[1:], parts[0]))
     # in halves of 16 bits: 2^16 products of 47 bits fit 64
-    high = _reduced((left >> _HALF) @ right)
-    low = _reduced((left & _LOW) @ right)
-    return _reduced((high << _HALF) + low)
+    high = _mod_p((left >> _HALF) @ right)
+    low = _mod_p((left & _LOW) @ right)
+    return _mod_p((high << _HALF) + low)
 
 
-def _mixed(x: Array) -> Array:
+def _mix_bits(x: Array) -> Array:
     """A bijection of 64-bit words that makes every bit depend on every bit (Steele et al. 2014,
     splitmix64).
     """

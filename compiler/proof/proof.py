@@ -8,11 +8,11 @@ from math import ceil, log2
 from attrs import evolve, frozen
 
 from ..analysis.causality import claim as causality_claim
-from ..analysis.certificate import Proof, mesh_words, trusted
+from ..analysis.certificate import Proof, get_user_functions, mesh_words
 from ..config.settings import AUTO, Selection
 from ..ir import Claim, Pipeline, Program, Type
-from ..passes import PASS_NAMES, passed
-from ..passes.bucket_params import fused_as
+from ..passes import PASS_NAMES, lower_unchecked
+from ..passes.bucket_params import fuse_buckets_as
 from ..passes.schedule_pipeline import schedule_pipeline
 from ..schedules.check import problems
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
@@ -24,7 +24,7 @@ from .pipeline.shrink import stage_to_rank, stages_of_params
 from .prime_field import Field, P, Q
 from .reference import Reference
 from .simulated_mesh import SimulatedMesh
-from .small_sizes import Sizes, meshes, resized, small
+from .small_sizes import Sizes, meshes, resize, small
 from .tensors import Numbers, Tensor
 
 FIRST, PLACED, FUSED, LAST = PASS_NAMES[0], *PASS_NAMES[-3:]
@@ -88,7 +88,7 @@ def case_of(program: Program, model: Program, axes: Sizes) -> Case:
     whole = dict[str, int]()
     for axis in program.axes:
         whole[axis.parent] = whole.get(axis.parent, 1) * axes[axis.name]
-    sharded, single = resized(program, axes, dims), resized(model, whole | axes, dims)
+    sharded, single = resize(program, axes, dims), resize(model, whole | axes, dims)
     parents = {axis.name: axis.parent for axis in sharded.axes}
     # the plan's sizes have led to the strategies of claims
     ways = {(claim.dim, parents.get(claim.axis, claim.axis)): claim.via for claim in sharded.claims}
@@ -121,7 +121,7 @@ def _as_far(pipeline: Pipeline | None, cut: Pipeline | None) -> Pipeline | None:
     if not pipeline or not cut:
         return pipeline
     if not pipeline.layers:
-        return evolve(pipeline, settings=cut.settings, given=cut.given)
+        return evolve(pipeline, settings=cut.settings, rows=cut.rows)
     return evolve(cut, schedule=pipeline.schedule and cut.schedule)
 
 
@@ -186,8 +186,8 @@ def anew(case: Case) -> Program:
         return case.model
     if case.model.after == FUSED:
         return schedule_pipeline(case.model)
-    *_, placed = case.model, *passed(case.model, PLACED)
-    return schedule_pipeline(fused_as(placed, case.program.buckets))
+    *_, placed = case.model, *lower_unchecked(case.model, PLACED)
+    return schedule_pipeline(fuse_buckets_as(placed, case.program.buckets))
 
 
 def prove(program: Program, model: Program) -> Proof:
@@ -219,7 +219,7 @@ def prove(program: Program, model: Program) -> Proof:
         parameters=len(program.params),
         ops=len(ops),
         kinds=len({op.kind for op in ops}),
-        trusted=trusted(program),
+        trusted=get_user_functions(program),
         stages=program.pipeline.axis if program.pipeline else "",
     )
 
@@ -233,10 +233,10 @@ def _fields(program: Program, all_cases: Sequence[Case]) -> list[Field]:
             trials = TRIALS + 1
     fields: list[Field] = []
     for case in all_cases:
-        numbers, results = _evaluated(case, trials)
+        numbers, results = _evaluate(case, trials)
         if not results and error_bound(numbers) > BOUND:
             trials = _enough(program, numbers)
-            numbers, results = _evaluated(case, trials)
+            numbers, results = _evaluate(case, trials)
         if results:
             raise UnequalError(case, results)
         assert compiles_alike(case), (
@@ -249,7 +249,7 @@ def _fields(program: Program, all_cases: Sequence[Case]) -> list[Field]:
 def _on_one_rank(model: Program) -> Program:
     """A model at the smallest sizes, which no axis divides."""
     axes = {axis.name: 1 for axis in model.axes}
-    return resized(model, axes, small(model, axes))
+    return resize(model, axes, small(model, axes))
 
 
 def _check_hidden_tokens(model: Program, trials: int) -> None:
@@ -260,7 +260,7 @@ def _check_hidden_tokens(model: Program, trials: int) -> None:
     assert error_bound(numbers) <= BOUND, "verify: a forward is of higher degree than its step"
 
 
-def _evaluated(case: Case, trials: int) -> tuple[Field, list[str]]:
+def _evaluate(case: Case, trials: int) -> tuple[Field, list[str]]:
     numbers = Field(trials, len(case.program.axes))
     return numbers, unequal(case, numbers)
 
@@ -304,18 +304,18 @@ def unequal(case: Case, numbers: Numbers) -> list[str]:
     stops a row.
     """
     try:
-        return compared(case, numbers)
+        return compare_results(case, numbers)
     except ShapeError as error:
         return [error.value]
     except RowsError as error:
         return [str(error)]
 
 
-def compared(case: Case, numbers: Numbers) -> list[str]:
+def compare_results(case: Case, numbers: Numbers) -> list[str]:
     """The names of the results that differ.  Raises ShapeError, RowsError where there are none."""
     start = case.scene(numbers)
     expected = Reference(case.single, numbers).run(start)
-    world = SimulatedMesh.of(case.program)
+    world = SimulatedMesh.of_program(case.program)
     machine = Interpreter(case.program, world, numbers, rows=run_rows)
     outcome = machine.run(start.on(case.program, world, numbers))
     return differences(case.program, world, numbers, outcome, expected)
@@ -335,7 +335,7 @@ def differences(
 
 def on_ranks(program: Program, world: SimulatedMesh, expected: Outcome) -> Outcome:
     """The parts of the single device's results that ranks should hold."""
-    types = {param.name: param.type for param in program.stored}
+    types = {param.name: param.type for param in program.params_and_buffers}
     metrics = dict[str, Tensor]()
     for name, value in expected.metrics.items():
         metrics[name] = world.spread(value, Type("", value.dims))

@@ -45,12 +45,12 @@ class Model:
             return cls((), region.body, region.args, tuple(end.name for end in region.yields))
         inner = program.microbatches
         setup = region.body[: region.body.index(inner)]
-        results = tuple(end.name for end in inner.yields[: program.made])
+        results = tuple(end.name for end in inner.yields[: program.microbatch_results])
         return cls(setup, program.forward.body, inner.args, results)
 
 
 @frozen
-class _Taped:
+class _TapeEntry:
     """An application: its results, its operands, and how gradients go from results to operands."""
 
     results: list[Tensor]
@@ -73,7 +73,7 @@ class Reference:
     numbers: Numbers
     watch: Watch = nothing
     world: SimulatedMesh = field(default=Factory(_one_rank, takes_self=True), init=False)
-    _tape: list[_Taped] = field(factory=list[_Taped], init=False)
+    _tape: list[_TapeEntry] = field(factory=list[_TapeEntry], init=False)
 
     def loss(self, scene: Inputs) -> Tensor:
         """The sum of the losses of all tokens."""
@@ -86,7 +86,9 @@ class Reference:
         state = self._state(scene)
         params = {param.name: state[param.name] for param in self.program.params}
         env = self._forward(model, state, scene)
-        count = meaning.count_valid(everywhere(_batched(scene.inputs["labels"]), self.world))
+        count = meaning.count_valid(
+            everywhere(_merge_microbatches(scene.inputs["labels"]), self.world)
+        )
         share = meaning.reciprocal(n, count)
         loss, *others = (env[name] for name in model.results)
         losses = loss, *others[: self.program.losses - 1]
@@ -102,17 +104,19 @@ class Reference:
         due = self._due(count, mean)
         updated = dict[str, Tensor]()
         for name, param in params.items():
-            updated[name] = meaning.updated(self.program, n, name, param, grads[name], scale, due)
+            updated[name] = meaning.update_param(
+                self.program, n, name, param, grads[name], scale, due
+            )
         loads = others[self.program.losses - 1 :]
         for buffer in self.program.buffers:
             bias, load = state[buffer.name], loads[buffer.route]
-            updated[buffer.name] = meaning.balanced(n, bias, load, due, buffer.rate)
+            updated[buffer.name] = meaning.update_bias(n, bias, load, due, buffer.rate)
         return Outcome(metrics(self.program, (mean, norm, count, *others)), grads, updated)
 
     def _due(self, count: Tensor, loss: Tensor) -> Tensor:
         """The count as the update takes it: 0 in a step that is skipped."""
         due = meaning.if_finite(self.numbers, count)
-        if deviations := self.program.watch.limited:
+        if deviations := self.program.watch.get_loss_limit:
             limit = meaning.loss_limit(self.numbers, len(self.world.axes), deviations)
             due = meaning.if_below(self.numbers, due, loss, limit)
         return due
@@ -122,7 +126,7 @@ class Reference:
     def _state(self, scene: Inputs) -> Env:
         """Parameters and buffers, their dims in the program's order."""
         state: Env = {}
-        for param in self.program.stored:
+        for param in self.program.params_and_buffers:
             value = everywhere(scene.params[param.name], self.world)
             state[param.name] = Tensor(param.type.dims, value.onto(param.type.dims), RANDOM)
         return state
@@ -131,7 +135,7 @@ class Reference:
         """Every value of the forward."""
         inputs: Env = {}
         for arg in model.inputs:
-            value = _batched(scene.inputs[base(arg.value.name)])
+            value = _merge_microbatches(scene.inputs[base(arg.value.name)])
             inputs[arg.value.name] = everywhere(value, self.world)
         env = self._body(model.setup, state, (), only=RENAMES)
         return self._body(model.body, env | inputs, ())
@@ -144,7 +148,7 @@ class Reference:
             if isinstance(stmt, Region):
                 results = self._repeat(stmt, env, where)
             elif stmt.kind == "unpack":
-                results = self._unpacked(stmt, env, where)
+                results = self._unpack(stmt, env, where)
             elif stmt.kind in RENAMES and stmt.inputs[0] not in env:
                 continue  # flat buffers, in whose place the parameters themselves are taken
             elif only and stmt.kind not in only:
@@ -166,10 +170,10 @@ class Reference:
         gradients = entry.gradients
         assert gradients, f"verify: {op.kind} is in a forward and has no gradients"
         applied = evolve(call, results=results)
-        self._tape.append(_Taped(results, args, lambda grads: gradients(applied, grads)))
+        self._tape.append(_TapeEntry(results, args, lambda grads: gradients(applied, grads)))
         return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
 
-    def _unpacked(self, op: Op, env: Env, where: Where) -> Env:
+    def _unpack(self, op: Op, env: Env, where: Where) -> Env:
         """The parameters of a bucket, or their slices in a layer that has a bucket of its own."""
         bucket, params = self.program.bucket(str(op.get("bucket"))), dict[str, Tensor]()
         for value, name in zip(op.outputs, bucket.params, strict=True):
@@ -196,8 +200,10 @@ class Reference:
         return {value.name: inner[end] for value, end in zip(region.results, ends, strict=False)}
 
     def _slice(self, x: Tensor, index: int) -> Tensor:
-        piece = x.at(index)
-        self._tape.append(_Taped([piece], [x], lambda grads: [_placed(grads[0], x, index)]))
+        piece = x.get_slice(index)
+        self._tape.append(
+            _TapeEntry([piece], [x], lambda grads: [_place_slice(grads[0], x, index)])
+        )
         return piece
 
     # ---- backward
@@ -268,13 +274,13 @@ def _apart(result: Tensor, operands: Sequence[Tensor]) -> Tensor:
     return result
 
 
-def _batched(value: Tensor) -> Tensor:
+def _merge_microbatches(value: Tensor) -> Tensor:
     """[1, microbatches, batch, …] as [1, microbatches · batch, …]."""
     trials, _, _, *rest = value.array.shape
     return Tensor(value.dims[1:], value.array.reshape(trials, -1, *rest))
 
 
-def _placed(grad: Tensor, x: Tensor, index: int) -> Tensor:
+def _place_slice(grad: Tensor, x: Tensor, index: int) -> Tensor:
     """The gradient of one slice along the first dim, zero in the others."""
     array = np.zeros((*grad.array.shape[: x.lead], *x.array.shape[x.lead :]), grad.array.dtype)
     array[(slice(None),) * x.lead + (index,)] = grad.array

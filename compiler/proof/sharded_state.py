@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 from attrs import evolve
 
-from ..analysis.bucket_layout import Layout, layouts_of
+from ..analysis.bucket_layout import Layout, count_layouts
 from ..analysis.bucket_layout import layout_of as layout_in_rows
 from ..ir import INVARIANT, PARTIAL, Bucket, Param, Pipeline, Program, sharded
 from ..ir.stages import layers_of_rank
@@ -30,7 +30,7 @@ def layout_of(program: Program, bucket: Bucket) -> Layout:
 
 def flat_size(program: Program, bucket: Bucket) -> int:
     """The size of a bucket's flat dim at small sizes, over all ranks that hold a part of it."""
-    return layout_of(program, bucket).size * layouts_of(program, bucket)
+    return layout_of(program, bucket).size * count_layouts(program, bucket)
 
 
 def noise(x: Tensor, name: str, n: Numbers) -> Array:
@@ -40,19 +40,21 @@ def noise(x: Tensor, name: str, n: Numbers) -> Array:
     return drawn.reshape(len(drawn), *(1,) * (x.lead - 1), *shape)
 
 
-def owned(program: Program, world: SimulatedMesh, name: str) -> Tensor:
+def ownership_mask(program: Program, world: SimulatedMesh, name: str) -> Tensor:
     """One where a rank owns an element of a parameter, else zero."""
     param, pipeline = program.param(name), program.pipeline
     assert pipeline, "verify: every rank owns everything"
     shape = world.shape(param.type)
     array = np.zeros((world.axes[pipeline.axis], *shape), int)
     for rank in range(len(array)):
-        array[rank][_own(program, pipeline, param, rank)] = 1
+        array[rank][_owned_indices(program, pipeline, param, rank)] = 1
     along = (size if axis == pipeline.axis else 1 for axis, size in world.axes.items())
     return Tensor(param.type.dims, array.reshape(1, *along, *shape))
 
 
-def _own(program: Program, pipeline: Pipeline, param: Param, rank: int) -> Sequence[int] | slice:
+def _owned_indices(
+    program: Program, pipeline: Pipeline, param: Param, rank: int
+) -> Sequence[int] | slice:
     """The indices that a rank owns along the first dim of a parameter."""
     if param.name not in dict(pipeline.param_stages):
         return layers_of_rank(program, pipeline, rank)[param.type.dims[0]]
@@ -61,23 +63,23 @@ def _own(program: Program, pipeline: Pipeline, param: Param, rank: int) -> Seque
     return []
 
 
-def known(program: Program, world: SimulatedMesh, name: str, x: Tensor, n: Numbers) -> Tensor:
+def with_noise(program: Program, world: SimulatedMesh, name: str, x: Tensor, n: Numbers) -> Tensor:
     """A parameter on the ranks, noise where they own nothing."""
-    mask = owned(program, world, name)
+    mask = ownership_mask(program, world, name)
     return Tensor(x.dims, np.where(mask.array > 0, x.array, noise(x, name, n)), RANDOM)
 
 
-def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Tensor:
+def copy_from_owner(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Tensor:
     """A parameter on the ranks; where one owns nothing, the first owner's."""
     pipeline = program.pipeline
     assert pipeline, "verify: every rank owns everything"
     axis = 1 + list(world.axes).index(pipeline.axis)
-    mask, array = np.broadcast_arrays(owned(program, world, name).array > 0, x.array)
+    mask, array = np.broadcast_arrays(ownership_mask(program, world, name).array > 0, x.array)
     first = np.take_along_axis(array, mask.argmax(axis=axis, keepdims=True), axis=axis)
     return Tensor(x.dims, np.where(mask, array, first), x.degree)
 
 
-def packed(
+def pack_bucket(
     program: Program, bucket: Bucket, tensors: Sequence[Tensor], *, without_padding: bool = False
 ) -> Tensor:
     """The flat buffer of a layer's tensors, or the stack of all layers' of stacks; zero where no
@@ -127,7 +129,7 @@ def parts(
     return tensors
 
 
-def padded(
+def pad_shard(
     program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, n: Numbers
 ) -> Tensor:
     """A rank's part of a bucket in its place among zeros; a bucket that is not shared out as it
@@ -135,10 +137,10 @@ def padded(
     """
     if not bucket.shard_axes:
         return flat
-    return world.coerced(flat, bucket.shard_axes, sharded(bucket.dim), PARTIAL, n)
+    return world.coerce(flat, bucket.shard_axes, sharded(bucket.dim), PARTIAL, n)
 
 
-def own(
+def to_shards(
     program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequence[Tensor], n: Numbers
 ) -> list[Tensor]:
     """Each rank's part of the bucket, from tensors laid out as its parameters; all other elements
@@ -148,23 +150,23 @@ def own(
     if not axes:
         return list(tensors)
     layout = layout_of(program, bucket)
-    whole = packed(program, bucket, tensors, without_padding=True)
+    whole = pack_bucket(program, bucket, tensors, without_padding=True)
     shape = (1,) * whole.lead + whole.array.shape[whole.lead : -1]
     # alike in all trials
     ones = Tensor(whole.dims, np.ones((*shape, layout.size), whole.array.dtype))
-    mask = padded(program, world, bucket, _part(world, bucket, axes, ones, n), n)
+    mask = pad_shard(program, world, bucket, _part(world, bucket, axes, ones, n), n)
     here = Tensor(mask.dims, mask.array[..., : layout.end])
     return parts(program, world, bucket, stale(whole, here), without_padding=True)
 
 
-def counted(
+def count_mask(
     program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequence[int], n: Numbers
 ) -> Tensor:
     """One where a rank of a pipeline owns a part of the bucket's gradient, else zero; `once` if
     only on some ranks.
     """
-    masks = [owned(program, world, name) for name in bucket.params]
-    mask = _part(world, bucket, bucket.shard_axes, packed(program, bucket, masks), n)
+    masks = [ownership_mask(program, world, name) for name in bucket.params]
+    mask = _part(world, bucket, bucket.shard_axes, pack_bucket(program, bucket, masks), n)
     if not once:
         return n.constant(mask.array, mask.dims)
     pipeline = program.pipeline
@@ -192,13 +194,13 @@ def together(
     axes = bucket.shard_axes
     if not axes:
         return list(tensors)
-    part = _part(world, bucket, axes, packed(program, bucket, tensors), n)
+    part = _part(world, bucket, axes, pack_bucket(program, bucket, tensors), n)
     return parts(
-        program, world, bucket, world.coerced(part, axes, sharded(bucket.dim), INVARIANT, n)
+        program, world, bucket, world.coerce(part, axes, sharded(bucket.dim), INVARIANT, n)
     )
 
 
 def _part(
     world: SimulatedMesh, bucket: Bucket, axes: Sequence[str], flat: Tensor, n: Numbers
 ) -> Tensor:
-    return world.coerced(flat, axes, INVARIANT, sharded(bucket.dim), n)
+    return world.coerce(flat, axes, INVARIANT, sharded(bucket.dim), n)

@@ -27,7 +27,7 @@ class SimulatedMesh:
     zigzags: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
-    def of(cls, program: Program) -> "SimulatedMesh":
+    def of_program(cls, program: Program) -> "SimulatedMesh":
         """The world of a program."""
         axes = {axis.name: axis.size for axis in program.axes}
         dims = {dim.name: dim.size for dim in program.dims}
@@ -67,8 +67,8 @@ class SimulatedMesh:
         """
         array = value.onto(type.dims)
         order = [*self.axes]
-        for axis in sorted(order, key=lambda axis: type.at(axis).level):
-            i, size, place = order.index(axis), self.axes[axis], type.at(axis)
+        for axis in sorted(order, key=lambda axis: type.placement_on(axis).level):
+            i, size, place = order.index(axis), self.axes[axis], type.placement_on(axis)
             array = np.moveaxis(array, 1 + i, 0)[0]
             index = _from_end(type.dims, place)
             if place.kind is S:
@@ -113,7 +113,9 @@ class SimulatedMesh:
         """The parts as one array, [ranks, …]."""
         return np.stack(self._parts(whole, dim, axes, index))
 
-    def _joined(self, parts: Sequence[Array], dim: str, axes: Sequence[str], index: int) -> Array:
+    def _join_parts(
+        self, parts: Sequence[Array], dim: str, axes: Sequence[str], index: int
+    ) -> Array:
         """The whole of the parts that ranks hold."""
         whole = np.concatenate([*parts], axis=index)
         order = self._order(dim, axes, whole.shape[index])
@@ -133,7 +135,7 @@ class SimulatedMesh:
             np.moveaxis(whole, index, 0)[row] = np.moveaxis(part, index, 0)
         return wholes
 
-    def coerced(
+    def coerce(
         self,
         x: Tensor,
         axes: Sequence[str],
@@ -149,14 +151,14 @@ class SimulatedMesh:
         if among:
             here = self.among(axes[0], among, x.dims)
             part = Tensor(x.dims, np.where(here, x.array, np.zeros_like(x.array)), x.degree)
-            whole = self.coerced(part, axes, source, target, n)
+            whole = self.coerce(part, axes, source, target, n)
             return Tensor(x.dims, np.where(here, whole.array, x.array), x.degree)
         order = [1 + list(self.axes).index(axis) for axis in axes]
         sizes = [self.axes[axis] for axis in axes]
         full = self._full(x, order)
         array = np.moveaxis(self._once(full, order), order, range(len(order)))
         parts = Tensor(x.dims, array.reshape(prod(sizes), *array.shape[len(sizes) :]), x.degree)
-        array = self._changed(parts, axes, source, target, n)
+        array = self._change_placement(parts, axes, source, target, n)
         if array.strides[0] == 0:  # alike on all ranks of the group
             array, sizes = array[:1], [1] * len(sizes)
         array = np.moveaxis(array.reshape(*sizes, *array.shape[1:]), range(len(order)), order)
@@ -179,7 +181,7 @@ class SimulatedMesh:
         index = [slice(1) if axis in repeated else slice(None) for axis in range(count)]
         return array[tuple(index)]
 
-    def _changed(
+    def _change_placement(
         self, x: Tensor, axes: Sequence[str], source: Placement, target: Placement, n: Numbers
     ) -> Array:
         """The parts of the ranks of a group, [ranks, …], after source → target."""
@@ -192,9 +194,9 @@ class SimulatedMesh:
             case (Kind.PARTIAL, Kind.SHARDED):
                 return self._cut(_sum(x, n), dim, axes, index)
             case (Kind.SHARDED, Kind.REPLICATED | Kind.INVARIANT):
-                return _everywhere(self._joined([*parts], dim, axes, index), ranks)
+                return _everywhere(self._join_parts([*parts], dim, axes, index), ranks)
             case (Kind.SHARDED, Kind.SHARDED):
-                whole = self._joined([*parts], dim, axes, index)
+                whole = self._join_parts([*parts], dim, axes, index)
                 return self._cut(whole, target.dim, axes, _from_end(x.dims, target))
             case (Kind.INVARIANT | Kind.REPLICATED, Kind.SHARDED):
                 shards = [

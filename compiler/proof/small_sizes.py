@@ -16,7 +16,7 @@ from ..ops import OPS, moves_positions, roles
 from ..ops.attention import window_of
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
 from ..ops.routers import AUX_LOSS, TOP, with_padding
-from .pipeline.shrink import covers, few_layers, few_microbatches, recut, shared
+from .pipeline.shrink import covers, few_layers, few_microbatches, params_on_several_ranks, recut
 from .sharded_state import flat_size
 
 Sizes = dict[str, int]
@@ -56,15 +56,17 @@ def _with_owners(program: Program, axes: Sizes) -> Sizes:
     few = axes[pipeline.axis]
     for ranks in range(few, max(4, program.axis(pipeline.axis).size) + 1):
         sizes = axes | {pipeline.axis: ranks}
-        cut = resized(program, sizes, small(program, sizes))
-        if not cut.pipeline or shared(cut.pipeline) != shared(pipeline):
+        cut = resize(program, sizes, small(program, sizes))
+        if not cut.pipeline or params_on_several_ranks(cut.pipeline) != params_on_several_ranks(
+            pipeline
+        ):
             continue
         if ranks == 2 or covers(program, cut):
             return sizes
     return axes | {pipeline.axis: program.axis(pipeline.axis).size}
 
 
-def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
+def resize(program: Program, axes: Sizes, dims: Sizes) -> Program:
     """The program at other sizes."""
     ranks = prod(axes[claim.axis] for claim in program.claims if claim.dim == BATCH)
     microbatch = dims[BATCH] // ranks
@@ -160,7 +162,7 @@ def small(program: Program, axes: Sizes) -> Sizes:
     """Sizes of all dims at which the axes divide them and, as far as can be, no two are the
     same.
     """
-    return _Sizes(program, axes).chosen()
+    return _Sizes(program, axes).choose()
 
 
 class _Sizes:
@@ -200,9 +202,9 @@ class _Sizes:
             self._groups.setdefault(op_roles.heads, set()).add(op_roles.kv_heads)
         if op_roles.rotated:
             before = self._turned.get(op_roles.rotated, 0)
-            self._turned[op_roles.rotated] = max(before, _turned(op))
+            self._turned[op_roles.rotated] = max(before, _rotated_elements(op))
 
-    def chosen(self) -> Sizes:
+    def choose(self) -> Sizes:
         dims = [dim for dim in self._program.dims if dim.name not in self._flat]
         for dim in sorted(dims, key=self._layer):
             self._sizes[dim.name] = self._size(dim)
@@ -299,7 +301,7 @@ class _Sizes:
         return next(unit * k for k in count(1) if unit * k >= least and unit * k not in taken)
 
 
-def made(program: Program) -> set[str]:
+def bucket_dims(program: Program) -> set[str]:
     """The dims that no model has: the flat dims of buckets, and dims with one element on each
     rank.
     """
@@ -327,7 +329,7 @@ def _sequences(program: Program, op: Op) -> int:
     return needed
 
 
-def _turned(op: Op) -> int:
+def _rotated_elements(op: Op) -> int:
     """The number of the last dim's elements that `rope` rotates, if not all; the dim must have
     more.
     """

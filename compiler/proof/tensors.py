@@ -63,7 +63,7 @@ class Tensor:
         order, index = _layout(self.dims, dims, self.lead)
         return self.array.transpose(order)[index]
 
-    def at(self, index: int) -> "Tensor":
+    def get_slice(self, index: int) -> "Tensor":
         """One slice along the first dim."""
         return Tensor(self.dims[1:], self.array[(slice(None),) * self.lead + (index,)], self.degree)
 
@@ -89,7 +89,7 @@ def degree_of(tensors: Sequence[Tensor]) -> Degree:
     return degree
 
 
-def stacked(dim: str, tensors: Sequence[Tensor]) -> Tensor:
+def stack_tensors(dim: str, tensors: Sequence[Tensor]) -> Tensor:
     """The tensors along a new first dim."""
     arrays = np.broadcast_arrays(*(t.array for t in tensors))
     return Tensor(

@@ -6,13 +6,13 @@ from collections import Counter
 from itertools import chain
 from math import prod
 
-from ..analysis.state_parts import Parts, fault, shape, written
+from ..analysis.state_parts import Parts, fault, get_written_parts, shape
 from ..ir import Program
 
 
-def between(one: Program, other: Program) -> str:
+def explain_handover(one: Program, other: Program) -> str:
     """The lines for a checkpoint of one plan that the other goes on with, or why it cannot."""
-    parts, parts_read = written(one), written(other)
+    parts, parts_read = get_written_parts(one), get_written_parts(other)
     names_of_one_plan = {name for name, _ in parts.keys() ^ parts_read.keys()}
     if names_of_one_plan:
         first = min(names_of_one_plan)

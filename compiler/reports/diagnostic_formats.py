@@ -29,7 +29,7 @@ def as_json(diagnostics: Sequence[Diagnostic]) -> str:
     A diagnostic that is about a file as a whole has no `range`.
     """
     objects = [_plain(diagnostic) for diagnostic in diagnostics]
-    return _written({"version": VERSION, "diagnostics": objects})
+    return _to_json({"version": VERSION, "diagnostics": objects})
 
 
 def _plain(diagnostic: Diagnostic) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def as_sarif(diagnostics: Sequence[Diagnostic]) -> str:
     schema = (
         f"https://docs.oasis-open.org/sarif/sarif/v{SARIF}/os/schemas/sarif-schema-{SARIF}.json"
     )
-    return _written({"$schema": schema, "version": SARIF, "runs": [run]})
+    return _to_json({"$schema": schema, "version": SARIF, "runs": [run]})
 
 
 def _rule(code: str, texts_of_code: dict[str, str]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def as_github(diagnostics: Sequence[Diagnostic]) -> str:
     """
     lines: list[str] = []
     for diagnostic in diagnostics:
-        message = _escaped(full_text(diagnostic, placed=True))
+        message = _escape(full_text(diagnostic, placed=True))
         lines.append(f"::{diagnostic.severity} {_properties(diagnostic)}::{message}\n")
     return "".join(lines)
 
@@ -168,16 +168,16 @@ def _properties(diagnostic: Diagnostic) -> str:
         properties["col"] = span.column
         properties["endColumn"] = span.end_column
     properties["title"] = f"{diagnostic.code}: {CODES[diagnostic.code]}"
-    return ",".join(f"{key}={_escaped(str(value), ':', ',')}" for key, value in properties.items())
+    return ",".join(f"{key}={_escape(str(value), ':', ',')}" for key, value in properties.items())
 
 
-def _escaped(text: str, *signs: str) -> str:
+def _escape(text: str, *signs: str) -> str:
     for sign in ("%", "\r", "\n", *signs):
         text = text.replace(sign, f"%{ord(sign):02X}")
     return text
 
 
-def _written(value: dict[str, Any]) -> str:
+def _to_json(value: dict[str, Any]) -> str:
     return f"{json.dumps(value, indent=2, ensure_ascii=False)}\n"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from ..analysis.communication import collectives, parameter_count, places
-from ..analysis.link_traffic import sent
+from ..analysis.link_traffic import get_sent_bytes
 from ..analysis.memory import account
 from ..analysis.time.report import Report
 from ..config.units import amount
@@ -48,7 +48,7 @@ def figures(program: Program, time: Report | None) -> Figures:
     """
     figures: Figures = {
         "plan": _plan_figures(program),
-        "parameters": {param.name: _placed(program, param) for param in program.params},
+        "parameters": {param.name: _type_words(program, param) for param in program.params},
         "values": _types_by_value(program),
         "calls": {},
         "input of calls": {},
@@ -57,7 +57,7 @@ def figures(program: Program, time: Report | None) -> Figures:
     }
     _add_collectives(program, figures)
     if time:
-        kinds = {_named(program, kind): spent for kind, spent in time.step.kinds.items()}
+        kinds = {_with_plan_axes(program, kind): spent for kind, spent in time.step.kinds.items()}
         figures["seconds"] = {"step": time.step.seconds, **kinds}
         figures["rates"] = {"tokens/s/GPU": round(time.tokens), "MFU": time.mfu, "HFU": time.hfu}
     return figures
@@ -87,28 +87,30 @@ def _types_by_value(program: Program) -> dict[str, str]:
             continue
         for value in op.outputs:
             if not value.name.startswith("_"):
-                types[f"{base(value.name)}, {op.span}"] = _named(program, print_type(value.type))
+                types[f"{base(value.name)}, {op.span}"] = _with_plan_axes(
+                    program, print_type(value.type)
+                )
     return types
 
 
 def _add_collectives(program: Program, figures: Figures) -> None:
     """Adds the collectives of a step, of the rank that sends most, to the sections of calls."""
     collectives_by_rank = (collectives(program, rank) for rank in places(program))
-    for collective in max(collectives_by_rank, key=lambda calls: sum(map(sent, calls))):
+    for collective in max(collectives_by_rank, key=lambda calls: sum(map(get_sent_bytes, calls))):
         axes = axes_of(program, collective)
         kind = f"{collective.op} over {axes}"
         amounts = (
             ("calls", kind, collective.count),
             ("input of calls", kind, collective.count * collective.bytes),
-            ("sent over", axes, sent(collective)),
+            ("sent over", axes, get_sent_bytes(collective)),
         )
         for section, key, more in amounts:
             figures[section][key] = figures[section].get(key, 0) + more
 
 
-def _placed(program: Program, param: Param) -> str:
+def _type_words(program: Program, param: Param) -> str:
     """The type of a parameter, and the axes whose ranks share out its state."""
-    words = _named(program, print_type(param.type))
+    words = _with_plan_axes(program, print_type(param.type))
     for bucket in program.buckets:
         if param.name in bucket.params:
             if bucket.shard_axes:
@@ -122,7 +124,7 @@ def _parents(program: Program) -> dict[str, None]:
     return dict.fromkeys(axis.parent for axis in program.axes)
 
 
-def _named(program: Program, text: str) -> str:
+def _with_plan_axes(program: Program, text: str) -> str:
     """A text that names an axis of the plan where `text` names all factors of this axis."""
     for parent in _parents(program):
         for sign in ("*", " × "):
@@ -148,7 +150,7 @@ class Row:
     """A figure of two plans; None where a plan has none."""
 
     section: str
-    what: str
+    name: str
     first: Any
     second: Any
 
@@ -159,7 +161,7 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """The name, the two figures, and the change from the first to the second."""
-        return self.what, self._words(self.first), self._words(self.second), self._change_words()
+        return self.name, self._words(self.first), self._words(self.second), self._change_words()
 
     def _words(self, figure: Any) -> str:
         if figure is None:
@@ -227,5 +229,5 @@ def as_json(shown: Sequence[Row]) -> dict[str, dict[str, list[Any]]]:
     """The two figures of each row, by section and name: bytes, seconds, counts, words."""
     sections: dict[str, dict[str, list[Any]]] = {}
     for row in shown:
-        sections.setdefault(row.section, {})[row.what] = [row.first, row.second]
+        sections.setdefault(row.section, {})[row.name] = [row.first, row.second]
     return sections

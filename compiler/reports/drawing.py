@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from math import floor, log10
 
-from ..syntax.package_data import filled
+from ..syntax.package_data import fill_template
 
 LETTER = 6.6
 """The width of a letter of words, which are 11 pixels high."""
@@ -23,7 +23,7 @@ MARGIN = 12
 """The blank around a picture that is a file."""
 
 
-def wide(text: str) -> float:
+def text_width(text: str) -> float:
     """The width of words in pixels."""
     return len(text) * LETTER
 
@@ -182,7 +182,7 @@ def styles(fills: Mapping[str, str]) -> str:
     """The styles of all shapes, and of classes that fill with colours; `fills` has the colour
     of each class.
     """
-    return filled("drawing.css.j2", fills=fills)
+    return fill_template("drawing.css.j2", fills=fills)
 
 
 def ticks(until: float, most: int = 6) -> Iterator[float]:

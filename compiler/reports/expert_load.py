@@ -14,7 +14,7 @@ from statistics import fmean
 
 from attrs import frozen
 
-from .drawing import Canvas, wide
+from .drawing import Canvas, text_width
 from .summary import table
 
 MARK = "Written by scalec loads"
@@ -58,7 +58,7 @@ class Loads:
         )
 
 
-def read(name: str, log: str) -> Loads | None:
+def parse_log(name: str, log: str) -> Loads | None:
     """The loads of a log of JSON lines; None where no line has any.
 
     Where a step was repeated, its last line counts.
@@ -96,7 +96,9 @@ def _shares(counts: Sequence[int]) -> tuple[float, ...]:
 def text(loads: Loads) -> str:
     """A table of the least and the most load of each layer at some of the steps."""
     places = _spread(len(loads.steps))
-    rows = [("layer", "", *(f"step {loads.steps[place]:,}" for place in places))]
+    rows: list[tuple[str, ...]] = [
+        ("layer", "", *(f"step {loads.steps[place]:,}" for place in places))
+    ]
     for layer in range(loads.layers):
         cells = [str(layer), ""]
         for place in places:
@@ -161,7 +163,7 @@ def svg(loads: Loads) -> str:
 
 class _Picture:
     def __init__(self, loads: Loads) -> None:
-        self.canvas = Canvas(max(_LEFT + _WIDTH + _RIGHT, 24 + wide(loads.title)))
+        self.canvas = Canvas(max(_LEFT + _WIDTH + _RIGHT, 24 + text_width(loads.title)))
         self._loads = loads
         count = max(1, min(len(loads.steps), _WIDTH // 2, _CELLS // (loads.layers * loads.experts)))
         ends = [len(loads.steps) * i // count for i in range(count + 1)]

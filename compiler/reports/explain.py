@@ -11,7 +11,7 @@ from ..analysis.collective import Collective, Use
 from ..analysis.communication import collectives, places
 from ..analysis.context_parallel import costs, sequence_axes, strategy
 from ..analysis.expert_loads import loads
-from ..analysis.link_traffic import crosses, sent, volumes, whole
+from ..analysis.link_traffic import count_whole_elements, crosses, get_sent_bytes, volumes
 from ..analysis.memory import (
     SAID,
     VERDICTS,
@@ -27,12 +27,12 @@ from ..analysis.memory import (
 from ..analysis.memory.reserve import looks_in_update
 from ..analysis.overlap import beside
 from ..analysis.stage_program import rank_programs
-from ..config.units import amount, counted
+from ..config.units import amount, count_words
 from ..ir import MICROBATCHES, Op, Program, base, blocks
 from ..ops.experts import EXCHANGE
 from ..syntax.diagnostics import CODES
 from .job import checkpoint_bytes
-from .summary import axes_of, headline, launch, needs_by_load, recomputation, table, tables
+from .summary import axes_of, get_launch, headline, needs_by_load, recomputation, table, tables
 
 
 def texts() -> dict[str, Any]:
@@ -70,7 +70,7 @@ def memory(program: Program) -> str:
         "\n".join(table(list(_by_kind(memory)))),
         *_range(need_range(program, memory)),
         *_padding(memory),
-        *_watched(program),
+        *_memory_of_looks(program),
         _host(program, memory),
         "\n".join(table(list(_activation_rows(memory)))),
     ]
@@ -149,7 +149,7 @@ def _padding(memory: Account) -> Iterator[str]:
         )
 
 
-def _watched(program: Program) -> Iterator[str]:
+def _memory_of_looks(program: Program) -> Iterator[str]:
     """The memory of looks, if there are any."""
     if size := looks_in_update(program):
         pieces = ""
@@ -165,7 +165,7 @@ def _host(program: Program, memory: Account) -> str:
     """The copy in host memory that a save writes as a checkpoint; all ranks together copy one
     checkpoint.
     """
-    ranks = launch(program).ranks_per_node
+    ranks = get_launch(program).ranks_per_node
     node = amount(min(ranks * memory.host, max(memory.host, checkpoint_bytes(program))))
     return (
         f"copied to host memory at a save: up to {amount(memory.host)} of a rank"
@@ -236,7 +236,7 @@ def explain_collectives(program: Program) -> str:
     """The communication of a step, for people; of a pipeline the rank that sends most."""
     head = headline(program)
     collectives_by_rank = [collectives(program, rank) for rank in places(program)]
-    listed = max(collectives_by_rank, key=_sent)
+    listed = max(collectives_by_rank, key=_bytes_sent)
     if not listed:
         return f"{head}\n\nno communication"
     rank = collectives_by_rank.index(listed)
@@ -261,7 +261,9 @@ def _exchanges(program: Program, rank: int) -> list[str]:
         exchanges = [call for call in collectives(load.program, rank) if call.ragged]
         if exchanges:
             largest = max(exchange.bytes for exchange in exchanges)
-            rows.append((load.name, load.shown, amount(largest), amount(_sent(exchanges))))
+            rows.append(
+                (load.name, load.row_words, amount(largest), amount(_bytes_sent(exchanges)))
+            )
     if not rows:
         return []
     head = ("rows of a rank's experts", "in a microbatch", "an exchange", "sent in a step")
@@ -292,8 +294,8 @@ def _beside(program: Program) -> list[str]:
 
 def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:
     """How much a rank sends, and how much of it leaves the machine."""
-    total = sum(map(sent, listed))
-    outside = sum(sent(call) for call in listed if _links(program, call) == ACROSS)
+    total = sum(map(get_sent_bytes, listed))
+    outside = sum(get_sent_bytes(call) for call in listed if _links(program, call) == ACROSS)
     where = f"{amount(outside)} of it across nodes" if outside else "all of it within a node"
     if not program.pipeline:
         return f"each rank sends {amount(total)} in a step, {where}"
@@ -308,13 +310,13 @@ def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[R
     alike: dict[tuple[str, ...], list[Collective]] = {}
     for call in listed:
         if call.use == use:
-            alike.setdefault(described(program, call), []).append(call)
+            alike.setdefault(describe_collective(program, call), []).append(call)
     if not alike:
         return
-    largest = sorted(alike.items(), key=lambda row: -_sent(row[1]))
+    largest = sorted(alike.items(), key=lambda row: -_bytes_sent(row[1]))
     yield USES[use], "where and how often", "calls", "the whole", "sent", "links"
     for (op, where, size, links), same in largest[:COLLECTIVES_SHOWN]:
-        yield op, where, f"{_calls(same):,}", size, amount(_sent(same)), links
+        yield op, where, f"{_calls(same):,}", size, amount(_bytes_sent(same)), links
     if others := largest[COLLECTIVES_SHOWN:]:
         name = f"{len(others)} other{'s' * (len(others) > 1)}"
         yield _total_row(name, others)
@@ -325,10 +327,10 @@ def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[R
 def _total_row(name: str, rows: Sequence[tuple[tuple[str, ...], Sequence[Collective]]]) -> Row:
     """A row with the sums of several rows."""
     calls = [call for _, same in rows for call in same]
-    return name, "", f"{_calls(calls):,}", "", amount(_sent(calls)), ""
+    return name, "", f"{_calls(calls):,}", "", amount(_bytes_sent(calls)), ""
 
 
-def described(program: Program, call: Collective) -> tuple[str, str, str, str]:
+def describe_collective(program: Program, call: Collective) -> tuple[str, str, str, str]:
     """A collective in words: op and axes, place, size, links.
 
     Collectives with the same words share a row.
@@ -339,7 +341,12 @@ def described(program: Program, call: Collective) -> tuple[str, str, str, str]:
     if call.peer is not None:
         direction = "to" if op == "send" else "from"
         over = f"{op} {direction} rank {call.peer} of {axes}"
-    return over, _where(program, call), f"{whole(call):,} x {call.dtype}", _links(program, call)
+    return (
+        over,
+        _where(program, call),
+        f"{count_whole_elements(call):,} x {call.dtype}",
+        _links(program, call),
+    )
 
 
 def _where(program: Program, call: Collective) -> str:
@@ -370,7 +377,7 @@ def _links(program: Program, call: Collective) -> str:
     among = call.among
     if call.peer is not None:
         among = (call.rank or 0, call.peer)
-    if crosses(program, call.axes, launch(program).ranks_per_node, among):
+    if crosses(program, call.axes, get_launch(program).ranks_per_node, among):
         return ACROSS
     return WITHIN
 
@@ -379,8 +386,8 @@ def _calls(listed: Sequence[Collective]) -> int:
     return sum(call.count for call in listed)
 
 
-def _sent(listed: Sequence[Collective]) -> int:
-    return sum(map(sent, listed))
+def _bytes_sent(listed: Sequence[Collective]) -> int:
+    return sum(map(get_sent_bytes, listed))
 
 
 def _strategies(program: Program) -> Iterator[str]:
@@ -402,11 +409,11 @@ def _costs(program: Program, op: Op, axis: str) -> Iterator[Row]:
         (calls, sent_), (back, sent_back) = cost.forward, cost.backward
         yield (
             f"via {cost.strategy}{', as the plan says' * is_of_plan}",
-            counted(calls, "call"),
+            count_words(calls, "call"),
             amount(sent_),
-            counted(back, "call"),
+            count_words(back, "call"),
             amount(sent_back),
-            amount(cost.kept),
+            amount(cost.key_bytes),
         )
 
 

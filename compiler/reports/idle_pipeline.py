@@ -6,7 +6,7 @@ Non-goals: seconds (`analysis.time`).
 
 from collections.abc import Iterator
 
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import MICROBATCHES, Pipeline, Program
 from ..schedules.actions import Schedule, ScheduleError
 from ..schedules.registry import SCHEDULES
@@ -53,7 +53,7 @@ def idle_pipeline(program: Program) -> Iterator[Diagnostic]:
         return
     message = (
         f"ranks of `{pipeline.axis}` wait {now:.0%} of the step: "
-        f"{counted(ranks, 'rank')} have only {counted(microbatches, 'microbatch')}"
+        f"{count_words(ranks, 'rank')} have only {count_words(microbatches, 'microbatch')}"
     )
     span = pipeline.settings.spans.get("schedule", program.axis(pipeline.axis).span)
     notes = (

@@ -14,7 +14,7 @@ from ..analysis.expert_loads import loads
 from ..analysis.recompute import gathers, recomputes_region
 from ..config.fields import Settings
 from ..config.settings import PADDED, Data, Flow, Train, Watch
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import DATA_DIMS, Program, walk, walk_regions
 from ..syntax.diagnostics import Diagnostic
 from ..syntax.source import Span
@@ -88,7 +88,7 @@ def _reduce(program: Program) -> str:
     return "no axis of the mesh splits the batch"
 
 
-def _gathered(program: Program) -> str:
+def _gathered_reason(program: Program) -> str:
     for op in walk(program.forward.body):
         if gathers(op) and {*DATA_DIMS} & {*op.outputs[0].type.dims}:
             return ""
@@ -114,7 +114,7 @@ def _save_every(program: Program) -> str:
     every = train.save_every or SAVE_EVERY
     if min(every, SAVE_EVERY) < train.steps:
         return ""
-    return f"the run has {counted(train.steps, 'step')}"
+    return f"the run has {count_words(train.steps, 'step')}"
 
 
 def _keep_every(program: Program) -> str:
@@ -123,7 +123,7 @@ def _keep_every(program: Program) -> str:
     every, keep_every = train.save_every or SAVE_EVERY, train.keep_every or 1
     if train.steps % keep_every == 0 or lcm(every, keep_every) <= train.steps:
         return ""
-    return f"saves are after each {counted(every, 'step')}, of {train.steps:,}"
+    return f"saves are after each {count_words(every, 'step')}, of {train.steps:,}"
 
 
 def _holdout(program: Program) -> str:
@@ -138,7 +138,7 @@ ROWS = (
     Row(Train, "room", "no rank's experts get more rows than another's", _room),
     Row(Train, "experts", "there are no rows to pad", _experts),
     Row(Train, "reduce", "no gradient is reduced over ranks", _reduce),
-    Row(Train, "gathered", "no activation is gathered", _gathered),
+    Row(Train, "gathered", "no activation is gathered", _gathered_reason),
     Row(Train, "recompute", "there are no layers to recompute", _recompute),
     Row(Train, "save_every", "the run saves at its end alone", _save_every),
     Row(Train, "keep_every", "it divides the step of no save", _keep_every),

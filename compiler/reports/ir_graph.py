@@ -6,7 +6,7 @@ from typing import Any
 
 from networkx import (
     MultiDiGraph,
-    generate_graphml,
+    generate_graphml,  # pyright: ignore[reportUnknownVariableType]
     node_link_data,  # pyright: ignore[reportUnknownVariableType]
 )
 
@@ -95,11 +95,11 @@ def _dot(graph: Any) -> Iterator[str]:
     inside: dict[int | None, list[int]] = {}
     for node, parent in graph.nodes(data="parent"):
         inside.setdefault(parent, []).append(node)
-    yield f"digraph {_quoted(graph.name)} {{"
+    yield f"digraph {_quote(graph.name)} {{"
     yield "  node [shape=box]"
     yield from _dot_nodes(graph, inside, None, "  ")
     for source, target, edge in graph.edges(data=True):
-        label = _quoted(f"{edge['value']}: {edge['type']}")
+        label = _quote(f"{edge['value']}: {edge['type']}")
         yield f"  {source} -> {target} [label={label}, class={edge['role']}]"
     yield "}"
 
@@ -110,7 +110,7 @@ def _dot_nodes(
     for node in inside.get(parent, ()):
         attributes = graph.nodes[node]
         tooltip = attributes.get("text", attributes["line"])
-        text = f"{node} [label={_quoted(attributes['label'])}, tooltip={_quoted(tooltip)}]"
+        text = f"{node} [label={_quote(attributes['label'])}, tooltip={_quote(tooltip)}]"
         if node not in inside:
             yield f"{indent}{text}"
             continue
@@ -120,5 +120,5 @@ def _dot_nodes(
         yield f"{indent}}}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

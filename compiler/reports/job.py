@@ -15,10 +15,10 @@ from ..analysis.communication import parameter_count
 from ..analysis.hardware import hardware
 from ..analysis.memory import Account, accounts, at_loads
 from ..config.gpus import gpu
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import ITEM_BYTES, PRECISIONS, Program
-from ..syntax.package_data import filled
-from .summary import launch, mesh_words
+from ..syntax.package_data import fill_template
+from .summary import get_launch, mesh_words
 
 CPU = "cpu"
 
@@ -33,7 +33,7 @@ def needs(program: Program, name: str) -> dict[str, Any]:
     the links that predicted step times use, in bytes a second and in seconds; there are none where
     the GPU is not known.
     """
-    how, data, most = launch(program), program.train.data, largest(program)
+    how, data, most = get_launch(program), program.train.data, largest(program)
     gpu_name, links = "", list[dict[str, Any]]()
     if most.device != CPU:
         gpu_name = program.cluster.gpu
@@ -121,17 +121,17 @@ def files(
     options of train.py.
     """
     job = needs(program, run)
-    job["files"] = _given(rest, "--data") or job["files"]
+    job["files"] = _option_values(rest, "--data") or job["files"]
     file = FILES[scheduler]
-    words = {**how, **_machine_words(program, job), **_name_words(run)}
-    out = (_given(rest, "--out") or [str(PurePath("runs", run))])[-1]
-    resume = [] if _given(rest, "--resume") else ["--resume", "auto"]
-    text = filled(
+    words: dict[str, Any] = {**how, **_machine_words(program, job), **_name_words(run)}
+    out = (_option_values(rest, "--out") or [str(PurePath("runs", run))])[-1]
+    resume = [] if _option_values(rest, "--resume") else ["--resume", "auto"]
+    text = fill_template(
         f"{file}.j2",
         **words,
         version=__version__,
-        plan=_shown(str(plan)),
-        file=_shown(quote(str(folder / file))),
+        plan=_comment_text(str(plan)),
+        file=_comment_text(quote(str(folder / file))),
         needs=quote(str(folder / NEEDS)),
         tries=TRIES,
         restarts=RESTARTS,
@@ -170,24 +170,24 @@ def _machine_words(program: Program, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _size(program: Program, job: Mapping[str, Any]) -> str:
     """For instance `4 nodes of 8 GPUs make the 32 ranks of the mesh dp 4 x tp 8`."""
-    ranks_of_node = counted(job["ranks_per_node"], "GPU" if job["device"] == "cuda" else "rank")
+    ranks_of_node = count_words(job["ranks_per_node"], "GPU" if job["device"] == "cuda" else "rank")
     least, most = "", ""
     if job["least"] < job["nodes"]:
         least, most = f"{job['least']} to ", "up to "
     mesh = mesh_words(program)
     of_mesh = f" of the mesh {mesh}" if mesh else ""
     return (
-        f"{least}{counted(job['nodes'], 'node')} of {ranks_of_node} make"
-        f" {most}{counted(job['ranks'], 'rank')}{of_mesh}"
+        f"{least}{count_words(job['nodes'], 'node')} of {ranks_of_node} make"
+        f" {most}{count_words(job['ranks'], 'rank')}{of_mesh}"
     )
 
 
-def _shown(text: str) -> str:
+def _comment_text(text: str) -> str:
     """Text that is fit for a comment."""
     return "".join(sign if sign.isprintable() else "_" for sign in text)
 
 
-def _given(words: Sequence[str], name: str) -> list[str]:
+def _option_values(words: Sequence[str], name: str) -> list[str]:
     """The values of an option on a command line, of its last use; none where it is not used."""
     values: list[str] = []
     for position, word in enumerate(words):

@@ -6,7 +6,7 @@ from ..analysis.context_parallel import ZIGZAG, query_axes
 from ..analysis.expert_loads import rows_of_an_expert
 from ..analysis.vocabulary import tables
 from ..config.gpus import PRODUCT_ROWS, gpu
-from ..config.units import counted
+from ..config.units import count_words
 from ..ir import SEQUENCE, STATES, Axis, Claim, Program
 from ..ops import OPS
 from ..ops.attention import seen_pairs, window_of
@@ -19,7 +19,7 @@ from .ineffective import without_effect
 def advice(program: Program) -> Iterator[Diagnostic]:
     """The warnings for a program."""
     yield from _answers_in_sight(program)
-    yield from _reduced_once(program)
+    yield from _reduction_per_step(program)
     yield from idle_pipeline(program)
     yield from _long_interval(program)
     yield from _reserve_of_nothing(program)
@@ -38,7 +38,7 @@ def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
         yield Diagnostic("W0916", message, span, help="name it: `gpu = h100_sxm`")
 
 
-def _reduced_once(program: Program) -> Iterator[Diagnostic]:
+def _reduction_per_step(program: Program) -> Iterator[Diagnostic]:
     """Per-microbatch gradient reduction, in a pipeline whose stages reduce theirs when they end."""
     pipeline = program.pipeline
     state = next((state for state in program.state if state.gradients), None)
@@ -79,7 +79,7 @@ def _long_interval(program: Program) -> Iterator[Diagnostic]:
             help = f"write `every(2, {name})`, which recomputes half of them, or `recompute = full`"
             message = (
                 f"`every({recompute.number}, {name})`: `{name}` has only"
-                f" {counted(layers, 'iteration')}"
+                f" {count_words(layers, 'iteration')}"
             )
             yield Diagnostic("W0903", message, span, f"recomputes {recomputed}", help=help)
 
@@ -151,7 +151,7 @@ def _few_rows(program: Program) -> Iterator[Diagnostic]:
     least = known_gpu.product_rows if known_gpu else PRODUCT_ROWS
     for op in program.ops:
         if op.kind == SORT.name and (rows := rows_of_an_expert(program, op)) < least:
-            rows_in_words = counted(int(rows), "row") if rows >= 1 else "less than 1 row"
+            rows_in_words = count_words(int(rows), "row") if rows >= 1 else "less than 1 row"
             message = f"each expert gets {rows_in_words} of a microbatch on average"
             label = f"tensor cores multiply {least} rows at a time"
             help = (

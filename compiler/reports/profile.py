@@ -10,7 +10,7 @@ from ..analysis.time.fit import FIGURES, Figure, Fit
 from ..analysis.time.op_rows import OpRow
 from ..analysis.time.profile import ELSEWHERE, KINDS, Line, Profile
 from ..analysis.time.report import Report
-from ..config.units import counted
+from ..config.units import count_words
 from .summary import table as aligned
 from .time import seconds
 
@@ -28,7 +28,7 @@ def table(profile: Profile, lines: Sequence[Line], predicted: Report | None) -> 
 
 def summary(profile: Profile, predicted: Report | None) -> Iterator[str]:
     """Seconds of a step, beside the prediction."""
-    steps = f"{counted(profile.steps, 'step')} of {counted(len(profile.ranks), 'rank')}"
+    steps = f"{count_words(profile.steps, 'step')} of {count_words(len(profile.ranks), 'rank')}"
     yield f"{steps} on {profile.device}: {seconds(profile.seconds)} a step"
     if predicted:
         step, on = predicted.step, predicted.on
@@ -73,24 +73,24 @@ EXACT = 5e-7
 """Seconds below which nothing differs."""
 
 
-def fitted(profile: Profile, lines: Sequence[Line], report: Report, fit: Fit) -> str:
+def explain_fit(profile: Profile, lines: Sequence[Line], report: Report, fit: Fit) -> str:
     """The lines, the largest difference first, each with the ops that were predicted for it;
     then the figures of the hardware that would explain the differences.
     """
     rows = [[*heading(True), "differs"]]
     least_of_op = LEAST * report.step.seconds
     for line in sorted(lines, key=lambda line: -abs(line.excess)):
-        rows.append([line.name, *cells(line, True), _signed(line.excess)])
+        rows.append([line.name, *cells(line, True), _sign(line.excess)])
         if abs(line.excess) < LEAST * profile.seconds:
             continue
         for op in report.ops:
-            if op.line == line.name and sum(op.taken.values()) >= least_of_op:
+            if op.line == line.name and sum(op.all_seconds.values()) >= least_of_op:
                 rows.append(_op(op))
     parts = [*summary(profile, report), "", *aligned(rows, "lr"), LINKS, ""]
-    return "\n".join([*parts, *_explained(lines, report.on, fit)])
+    return "\n".join([*parts, *_fit_lines(lines, report.on, fit)])
 
 
-def _signed(time: float) -> str:
+def _sign(time: float) -> str:
     if abs(time) < EXACT:
         return "0"
     sign = "-" if time < 0 else "+"
@@ -105,12 +105,12 @@ def _op(op: OpRow) -> list[str]:
     return [f"  {op.kind} {op.name}, {op.where}", "", computes_words, "", links, "", "", ""]
 
 
-def _explained(lines: Sequence[Line], on: Hardware, fit: Fit) -> Iterator[str]:
+def _fit_lines(lines: Sequence[Line], on: Hardware, fit: Fit) -> Iterator[str]:
     """The figures that would explain the differences, and how much of them."""
     if not fit.changes:
         yield "no figure of the hardware would explain what differs"
         return
-    changes = [_change(figure, on, fit) for figure in FIGURES if figure.of in fit.changes]
+    changes = [_change(figure, on, fit) for figure in FIGURES if figure.name in fit.changes]
     source = on.source if on.source == DATA_SHEETS else "in the file"
     head = ("slower or faster", "seconds", "figure", source, "would explain it")
     yield from aligned([head, *changes], "lrlrr")
@@ -123,13 +123,13 @@ def _change(figure: Figure, on: Hardware, fit: Fit) -> tuple[str, ...]:
     """How much longer something takes, and the figure that says it; measured rows, where there
     are any.
     """
-    times = fit.changes[figure.of]
+    times = fit.changes[figure.name]
     share = f"{times - 1:+.0%}"
     if figure.table and getattr(on.measured, figure.table):
         rows = f"[[{figure.table.removesuffix('s')}]] seconds"
-        return figure.of, share, rows, "as measured", f"{times:.3g} times that"
+        return figure.name, share, rows, "as measured", f"{times:.3g} times that"
     fields = f"[{figure.place}] {', '.join(figure.fields.values())}"
-    return figure.of, share, fields, _figures(figure, on), _figures(figure, fit.on)
+    return figure.name, share, fields, _figures(figure, on), _figures(figure, fit.on)
 
 
 def _figures(figure: Figure, hardware: Hardware) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ..syntax.package_data import filled
+from ..syntax.package_data import fill_template
 from .drawing import Canvas, styles, ticks
 from .summary import table
 
@@ -76,7 +76,7 @@ class Run:
         return [value for _, value in self.points(measure)]
 
     @property
-    def skipped(self) -> int:
+    def skip_count(self) -> int:
         """How many steps have updated nothing."""
         return sum(bool(record.get("skipped")) for record in self.records)
 
@@ -141,7 +141,7 @@ def row(run: Run) -> tuple[str, ...]:
         LOSS(min(losses)),
         validation,
         speed,
-        str(run.skipped or ""),
+        str(run.skip_count or ""),
     )
 
 
@@ -159,7 +159,7 @@ def charts(runs: Sequence[Run], columns: int) -> Iterator[str]:
             if len(runs) > 1:
                 head = f"{measure.name} of {run.name}"
             chart = _chart(points, (first, last), (min(values), max(values)), width)
-            labelled = _labelled(chart, measure, min(values), max(values))
+            labelled = _label_chart(chart, measure, min(values), max(values))
             yield "\n".join((head, *labelled, _step_axis(first, last, width)))
 
 
@@ -170,7 +170,7 @@ def _step_range(runs: Sequence[Run]) -> tuple[int, int]:
     return first, last
 
 
-def _labelled(chart: Sequence[str], measure: Measure, low: float, high: float) -> Iterator[str]:
+def _label_chart(chart: Sequence[str], measure: Measure, low: float, high: float) -> Iterator[str]:
     """The lines of a chart with the highest and the lowest number left of them."""
     labels = {0: measure(high), len(chart) - 1: measure(low)}
     for number, line in enumerate(chart):
@@ -191,10 +191,10 @@ def _chart(
     wide, high = 2 * columns, 4 * ROWS
     cells = [[0] * columns for _ in range(ROWS)]
     scale = (high - 1) / ((values[1] - values[0]) or 1)
-    dots = [(x, round((value - values[0]) * scale)) for x, value in binned(points, steps, wide)]
+    dots = [(x, round((value - values[0]) * scale)) for x, value in bin_points(points, steps, wide)]
     joined = dots[:1]
     for begin, end in pairwise(dots):
-        joined.extend(_joined(begin, end))
+        joined.extend(_line_dots(begin, end))
     for x, y in joined:
         cells[ROWS - 1 - y // 4][x // 2] |= DOTS[x % 2][y % 4]
     return ["".join(map(_braille, line)) for line in cells]
@@ -205,7 +205,7 @@ def _braille(cell: int) -> str:
     return chr(0x2800 + cell) if cell else " "
 
 
-def _joined(begin: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+def _line_dots(begin: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """The dots of a line from `begin`, which is not among them, to `end`, which is."""
     (x, y), (to_x, to_y) = begin, end
     count = max(to_x - x, abs(to_y - y))
@@ -213,7 +213,7 @@ def _joined(begin: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int,
         yield x + round((to_x - x) * dot / count), y + round((to_y - y) * dot / count)
 
 
-def binned(points: Points, steps: tuple[int, int], count: int) -> Iterator[tuple[int, float]]:
+def bin_points(points: Points, steps: tuple[int, int], count: int) -> Iterator[tuple[int, float]]:
     """The mean of the numbers in each of `count` equal parts of the steps; a part without
     numbers has none.
     """
@@ -239,7 +239,7 @@ def page(runs: Sequence[Run]) -> str:
     for measure in MEASURES:
         if _has_line(measure, runs):
             pictures.append((measure.name, _picture(measure, runs, steps)))
-    return filled(
+    return fill_template(
         "log.html.j2",
         escaped=True,
         mark=MARK,
@@ -258,7 +258,7 @@ def _has_line(measure: Measure, runs: Sequence[Run]) -> bool:
 
 def _picture(measure: Measure, runs: Sequence[Run], steps: tuple[int, int]) -> str:
     """The lines of all runs, over a grid of round numbers."""
-    lines = [[*binned(run.points(measure), steps, WIDTH)] for run in runs]
+    lines = [[*bin_points(run.points(measure), steps, WIDTH)] for run in runs]
     values = [value for _, value in chain.from_iterable(lines)]
     low, high = min(values), max(values)
     canvas, foot, span = Canvas(WIDTH), TOP + HEIGHT, (high - low) or 1

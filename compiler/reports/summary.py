@@ -10,13 +10,20 @@ from attrs import frozen
 
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, parameter_count, places
-from ..analysis.elastic import elastic_axis, elastic_words, every_size, left_out, sizes, smallest
+from ..analysis.elastic import (
+    elastic_axis,
+    elastic_words,
+    every_size,
+    get_left_out_words,
+    sizes,
+    smallest,
+)
 from ..analysis.kernel_tiles import chip
 from ..analysis.memory import account, at_loads, fits
-from ..analysis.recompute_cut import added, again
-from ..analysis.time import expected
+from ..analysis.recompute_cut import get_added_time, get_recomputed_ops
+from ..analysis.time import get_expected_report
 from ..config.settings import AUTO, TRITON
-from ..config.units import amount, counted
+from ..config.units import amount, count_words
 from ..ir import MICROBATCHES, Program, walk
 from ..ops import OPS
 from ..ops.fused import FUSED
@@ -58,7 +65,7 @@ class Launch:
         return line
 
 
-def launch(program: Program) -> Launch:
+def get_launch(program: Program) -> Launch:
     """How `program` is started."""
     nodes = program.cluster.nodes
     return Launch(nodes, program.ranks // nodes, smallest(program).cluster.nodes)
@@ -70,7 +77,7 @@ def headline(program: Program) -> str:
     """
     where = "one rank"
     if program.ranks > 1:
-        where = f"{counted(program.ranks, 'rank')}, {mesh_words(program)}"
+        where = f"{count_words(program.ranks, 'rank')}, {mesh_words(program)}"
     if other_sizes := elastic_words(program):
         where += f" ({other_sizes})"
     return f"{program.name}: {parameters(program)}{',' * bool(program.choices)} on {where}"
@@ -78,7 +85,7 @@ def headline(program: Program) -> str:
 
 def parameters(program: Program) -> str:
     """For instance `131,392 parameters`; with experts, `1,024 parameters, 512 of them active`."""
-    words = counted(parameter_count(program), "parameter")
+    words = count_words(parameter_count(program), "parameter")
     if program.choices:
         words += f", {active_count(program):,} of them active"
     return words
@@ -95,14 +102,14 @@ def elastic(program: Program) -> str:
     for size, resized in zip(sizes(program), every_size(program), strict=True):
         microbatches = f"{resized.size(MICROBATCHES):,}"
         rows.append([f"{axis.name} {size}", microbatches, amount(account(resized).needs)])
-        if report := expected(resized):
+        if report := get_expected_report(resized):
             times.append(f"{report.step.seconds:,.3g} s")
     if len(times) == len(rows):
         head.append("a step")
         for row, time in zip(rows, times, strict=True):
             row.append(time)
     lines = [*table([head, *rows], "lr")]
-    if left := left_out(program):
+    if left := get_left_out_words(program):
         lines.append(f"not {left}")
     return "\n".join(lines)
 
@@ -159,7 +166,7 @@ def needs_by_load(program: Program) -> str:
     rows: list[tuple[str, str, str, str]] = []
     for load, accounts in at_loads(program):
         most = max(accounts, key=lambda account: account.needs)
-        rows.append((load.name, load.shown, amount(most.needs), verdicts[fits(program, most)]))
+        rows.append((load.name, load.row_words, amount(most.needs), verdicts[fits(program, most)]))
     if not rows:
         return ""
     head = ("rows of a rank's experts", "in a microbatch", "needs", program.cluster.gpu)
@@ -194,7 +201,7 @@ def recomputation(program: Program) -> str:
         return ""
     if not program.recomputed:
         return "recomputed: nothing, as a rank has memory for all"
-    ops_again, dims = again(program), {dim.name for dim in program.dims}
+    ops_again, dims = get_recomputed_ops(program), {dim.name for dim in program.dims}
     layers = [f"all of each of {name}" for name in program.recomputed if name in dims]
     ops: dict[str, None] = {}
     for name in program.recomputed:
@@ -205,7 +212,7 @@ def recomputation(program: Program) -> str:
     from ..analysis.hardware import hardware
 
     measure = "the computation" if hardware(program) else "the operations"
-    return f"recomputed: {what}; adds {added(program):.1%} to {measure} of a microbatch"
+    return f"recomputed: {what}; adds {get_added_time(program):.1%} to {measure} of a microbatch"
 
 
 def largest_bucket(program: Program, model: Program) -> str:

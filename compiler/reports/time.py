@@ -11,7 +11,7 @@ from ..analysis.link_traffic import crosses
 from ..analysis.time.clocks import BUBBLE, HOST, StepTime
 from ..analysis.time.prices import EXPOSED
 from ..analysis.time.report import Neighbour, Report, Room, looks
-from ..config.units import amount, counted
+from ..config.units import amount, count_words
 from ..ir import MICROBATCHES
 from ..ops.protocol import DETERMINISTIC
 from .published import get_warning
@@ -38,7 +38,7 @@ def time(report: Report) -> str:
         f"{seconds(report.step.seconds)} a step, {report.tokens:,.0f} tokens/s/GPU,"
         f" MFU {report.mfu:.1%}, HFU {report.hfu:.1%}"
     )
-    summary = "\n".join((speed, *_loads(report), *_full(report.room), *_whose(report)))
+    summary = "\n".join((speed, *_loads(report), *_full(report.room), *_rank_words(report)))
     rows = [("", "seconds", "share", "at"), *_rows(report)]
     return "\n\n".join(
         (
@@ -46,8 +46,8 @@ def time(report: Report) -> str:
             summary,
             "\n".join(table(rows, "lrrl")),
             *_ratios(report),
-            *_watched(report),
-            *_unpriced(report),
+            *_looks_table(report),
+            *_kernels_without_time(report),
             *_limit(report),
             *get_warning(report.program, report.on.name, report.mfu, report.tokens),
             *_advice(report),
@@ -58,13 +58,13 @@ def time(report: Report) -> str:
 
 def _source(report: Report) -> str:
     """For instance `on 64 × h100_sxm, by data sheets: expect 15 to 20%`."""
-    words = f"on {report.ranks:,} × {report.on.name}, {expected(report.on)}"
+    words = f"on {report.ranks:,} × {report.on.name}, {accuracy_words(report.on)}"
     if report.ops and report.on.source != DATA_SHEETS:
         words += f" ({report.measured:.0%} of the time of ops from measured sizes)"
     return words
 
 
-def expected(on: Hardware) -> str:
+def accuracy_words(on: Hardware) -> str:
     """The source of the speeds of GPUs and links, and by how much a step may differ from its
     prediction.
     """
@@ -102,19 +102,19 @@ def _ratios(report: Report) -> Iterator[str]:
     yield f"compute : communication is {words}{below}"
 
 
-def _watched(report: Report) -> Iterator[str]:
+def _looks_table(report: Report) -> Iterator[str]:
     """The looks at values, whose time the step's time leaves out."""
     rows = [("watch, besides", "seconds", "of a step")]
     total = 0.0
     for look in looks(report.program, report.step.seconds, report.on):
-        rows.append((look.said, seconds(look.seconds), seconds(look.of_a_step)))
+        rows.append((look.words, seconds(look.seconds), seconds(look.of_a_step)))
         total += look.of_a_step
     if len(rows) > 1:
         rows.append(("", "", f"{total / report.step.seconds:.2%}"))
         yield "\n".join(table(rows, "lrr"))
 
 
-def _unpriced(report: Report) -> Iterator[str]:
+def _kernels_without_time(report: Report) -> Iterator[str]:
     """Kernels without a known time: the deterministic ones, which the IR or `replay` asks for."""
     program = report.program
     is_deterministic = bool(program.watch.replay) or any(
@@ -145,14 +145,14 @@ def _limit(report: Report) -> Iterator[str]:
         return
     program, kinds = report.program, report.step.kinds
     kind = max(kinds, key=lambda kind: kinds[kind])
-    rate, axes = report.held(kind), kind.removeprefix(EXPOSED)
+    rate, axes = report.get_rate_part(kind), kind.removeprefix(EXPOSED)
     if kind == HOST:
         yield "limited by: the host" + (f", which {_pace(report)}" if _issues(report) else "")
     elif kind == BUBBLE and (pipeline := program.pipeline):
         ranks, microbatches = program.axis(pipeline.axis).size, program.size(MICROBATCHES)
         yield (
-            f"limited by: the bubble of {counted(ranks, 'rank')} with"
-            f" {counted(microbatches, 'microbatch')}"
+            f"limited by: the bubble of {count_words(ranks, 'rank')} with"
+            f" {count_words(microbatches, 'microbatch')}"
         )
     elif axes != kind:
         across = crosses(program, tuple(axes.split(" × ")), report.on.ranks_per_node)
@@ -184,7 +184,7 @@ def _pace(report: Report) -> str:
     return f"issues {part} in {seconds(pace.issues)}, the GPU takes {seconds(pace.computes)}"
 
 
-def _whose(report: Report) -> Iterator[str]:
+def _rank_words(report: Report) -> Iterator[str]:
     """The rank of a pipeline whose time the report gives."""
     if report.program.pipeline:
         yield (
@@ -240,7 +240,7 @@ def _neighbour(report: Report, other: Neighbour) -> tuple[str, str, str, str]:
     elif room.close_to_full:
         memory += ", close to full"
     gain = f"{1 - other.seconds / report.step.seconds:.1%}"
-    return other.told, seconds(other.seconds), gain, memory
+    return other.words, seconds(other.seconds), gain, memory
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str, str, str]]:
@@ -293,7 +293,7 @@ def _where(report: Report, kind: str) -> Iterator[str]:
 
 def _beside(report: Report, kind: str) -> Iterator[str]:
     """For instance `8.70 s in all, 5.30 s beside computation`."""
-    in_all, waited = report.sent.get(kind.removeprefix(EXPOSED), (0.0, 0.0))
+    in_all, waited = report.sends_by_axes.get(kind.removeprefix(EXPOSED), (0.0, 0.0))
     if kind.startswith(EXPOSED) and in_all - waited > LEAST * report.step.seconds:
         yield f"{seconds(in_all)} in all, {seconds(in_all - waited)} beside computation"
 

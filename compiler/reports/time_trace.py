@@ -46,7 +46,7 @@ def time_trace(
     return chrome_trace(headline(program), MARK, chain(*processes, beside))
 
 
-def recorded(rank: int, text: str) -> Iterator[Shown]:
+def get_recorded_step(rank: int, text: str) -> Iterator[Shown]:
     """The last step of a trace that a rank of a run has recorded, moved so that it begins at 0,
     in processes of its own.
 
@@ -87,7 +87,7 @@ def _last_step(events: Sequence[Shown]) -> tuple[float, float]:
 def _rank(rank: int, name: str, events: Sequence[Event]) -> Iterator[Shown]:
     """The process of a predicted rank."""
     streams = sorted({event.stream for event in events}, key=_order)
-    yield from process(rank, name, map(_called, streams))
+    yield from process(rank, name, map(_stream_name, streams))
     tracks = {stream: track for track, stream in enumerate(streams)}
     for event in events:
         if event.end <= event.begin:
@@ -113,8 +113,8 @@ def _order(stream: Stream) -> tuple[int, str]:
     order = [ACTIONS, GPU, "", HOST]
     if isinstance(stream, str):
         return order.index(stream), ""
-    return order.index(""), _called(stream)
+    return order.index(""), _stream_name(stream)
 
 
-def _called(stream: Stream) -> str:
+def _stream_name(stream: Stream) -> str:
     return stream if isinstance(stream, str) else " × ".join(stream)

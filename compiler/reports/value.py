@@ -46,15 +46,15 @@ def explain_value(
 
 def _param(param: Param, program: Program) -> Iterator[str]:
     """The placement of a parameter on each axis, by the rules that name a dim of it."""
-    yield f"{param.name}: {_shown(param.type)}, a parameter  {param.span}"
+    yield f"{param.name}: {_type_text(param.type)}, a parameter  {param.span}"
     for axis in program.axes:
-        claims = [claim for claim in _over(axis, program) if claim.dim in param.type.dims]
+        claims = [claim for claim in _claims_of_axis(axis, program) if claim.dim in param.type.dims]
         yield _why(axis, param.type, claims, "no rule over it names a dim of the parameter")
 
 
 def _value(value: Value, op: Op, program: Program) -> Iterator[str]:
     """The placement of a value on each axis, by the rules that name a dim of its op."""
-    yield f"{value.name}: {_shown(value.type)}, made by `{op.kind}`  {op.span}"
+    yield f"{value.name}: {_type_text(value.type)}, made by `{op.kind}`  {op.span}"
     dims_of_op: set[str] = set()
     for type in (*program.operands(op), value.type):
         dims_of_op.update(type.dims)
@@ -63,7 +63,7 @@ def _value(value: Value, op: Op, program: Program) -> Iterator[str]:
         name, _, dim = entry.partition(":")
         dim_by_axis[name] = dim
     for axis in program.axes:
-        claims = [claim for claim in _over(axis, program) if claim.dim in dims_of_op]
+        claims = [claim for claim in _claims_of_axis(axis, program) if claim.dim in dims_of_op]
         first = [claim for claim in claims if claim.dim == dim_by_axis.get(axis.name)]
         others = [claim for claim in claims if claim not in first]
         if not claims:
@@ -82,7 +82,7 @@ def _tokens(value: Value, seen: Mapping[str, tuple[What, ...]]) -> Iterator[str]
         yield f"  tokens: {', '.join(words[:-1])} and {words[-1]}"
 
 
-def _over(axis: Axis, program: Program) -> list[Claim]:
+def _claims_of_axis(axis: Axis, program: Program) -> list[Claim]:
     claims = [claim for claim in program.claims if claim.axis == axis.name and not claim.within]
     return sorted(claims, key=lambda claim: claim.rank)
 
@@ -90,9 +90,9 @@ def _over(axis: Axis, program: Program) -> list[Claim]:
 def _why(axis: Axis, type: Type, claims: list[Claim], none: str) -> str:
     """`tp: S(heads), by `heads over tp` (tiny.scale:10), before `seq over tp` (tiny.scale:11)`."""
     if not claims:
-        return f"  {axis.name}: {type.at(axis.name)}, {none}"
+        return f"  {axis.name}: {type.placement_on(axis.name)}, {none}"
     rules = [f"`{claim.dim} over {axis.parent}` ({claim.span})" for claim in claims]
-    placement = str(type.at(axis.name))
+    placement = str(type.placement_on(axis.name))
     sums = ""
     if placement == "P":
         sums = f"a sum over `{claims[0].dim}` that is still to be done, "
@@ -102,7 +102,7 @@ def _why(axis: Axis, type: Type, claims: list[Claim], none: str) -> str:
     return words
 
 
-def _shown(type: Type) -> str:
+def _type_text(type: Type) -> str:
     return f"{type.dtype}[{', '.join(type.dims)}]"
 
 

@@ -43,7 +43,7 @@ class Action:
     microbatch: int
 
     @classmethod
-    def of(cls, text: str) -> "Action | None":
+    def parse(cls, text: str) -> "Action | None":
         """The action that a text says, if it says one."""
         match = _TEXT.fullmatch(text)
         if not match:
@@ -69,7 +69,7 @@ _FORWARDS = (Work.FORWARD, Work.SEND_FORWARD, Work.RECEIVE_FORWARD)
 
 
 @frozen
-class Known:
+class ResultCache:
     """A base of values that hold the results of functions that run `once` for each value."""
 
     known: dict[object, object] = field(
@@ -77,7 +77,7 @@ class Known:
     )
 
 
-K = TypeVar("K", bound=Known)
+K = TypeVar("K", bound=ResultCache)
 T = TypeVar("T")
 
 
@@ -96,7 +96,7 @@ def once(function: Callable[[K], T]) -> Callable[[K], T]:
 
 
 @frozen(slots=False)
-class Schedule(Known):
+class Schedule(ResultCache):
     """The rank of each stage, and the actions of each rank in order."""
 
     stage_to_rank: tuple[int, ...]
@@ -123,7 +123,7 @@ class Schedule(Known):
         return tuple(tuple(map(str, row)) for row in self.rows)
 
     @property
-    def grouped(self) -> list[list[str]]:
+    def words_with_groups(self) -> list[list[str]]:
         """The same with groups between brackets: `[0SEND_F1` is the first of one, `0RECV_B0]`
         the last.
         """

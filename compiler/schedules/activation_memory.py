@@ -90,7 +90,7 @@ class MemoryBudget:
     keeps: Keeps
 
     @classmethod
-    def counted(cls, ranks: int, stages: int, most: float) -> "MemoryBudget":
+    def of_microbatches(cls, ranks: int, stages: int, most: float) -> "MemoryBudget":
         """The same number of microbatches on each rank, each in one of its stages."""
         return cls((most,) * ranks, Keeps.uniform(stages))
 
@@ -100,18 +100,18 @@ class MemoryBudget:
         return all(memory <= most for memory, most in zip(highest, self.most, strict=True))
 
 
-def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
+def memory_beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
     """The row of each rank; `handed` needs messages."""
     import numpy as np
 
     from .cell_table import cell_table
 
     cells, last = cell_table(schedule), schedule.stages - 1
-    more = cells.each(lambda action: _more(action, last, keeps))
-    takes = cells.each(lambda action: passes(action, last, keeps)[0])
-    before, after = cells.each(keeps.before), cells.each(keeps.after)
+    more = cells.map_kinds(lambda action: _more(action, last, keeps))
+    takes = cells.map_kinds(lambda action: get_traffic(action, last, keeps)[0])
+    before, after = cells.map_kinds(keeps.before), cells.map_kinds(keeps.after)
     first = np.zeros(len(cells.kinds), dtype=np.int64)  # the first cell of each kind
-    first[cells.like[::-1]] = np.arange(len(cells.like))[::-1]
+    first[cells.kind[::-1]] = np.arange(len(cells.kind))[::-1]
     more[first[cells.are_sends[first]]] = 0  # before the first send of a kind no value is freed
     for rank in range(schedule.ranks):
         row = cells.row(rank)
@@ -119,7 +119,7 @@ def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
         computing = row[computes]
         handed = np.concatenate(([0], more[row])).cumsum()[:-1][computes]
         kept = np.concatenate(([0], after[computing] - before[computing])).cumsum()[:-1]
-        yield Beside(cells.where(computing), kept - before[computing], handed - takes[computing])
+        yield Beside(cells.select(computing), kept - before[computing], handed - takes[computing])
 
 
 def _more(action: Action, last: int, keeps: Keeps) -> float:
@@ -129,11 +129,11 @@ def _more(action: Action, last: int, keeps: Keeps) -> float:
     if action.work.is_message:
         size = keeps.between(action.stage, action.peer)
         return -size if action.work.sends else size
-    takes, makes = passes(action, last, keeps)
+    takes, makes = get_traffic(action, last, keeps)
     return makes - takes
 
 
-def passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
+def get_traffic(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
     """Bytes of the value that an action takes from another stage, and of the value that it makes
     for another.
     """
@@ -162,8 +162,8 @@ def high_water(schedule: Schedule, keeps: Keeps | None = None) -> tuple[float, .
         return max(sizes.before(action), sizes.after(action))
 
     highest: list[float] = []
-    for others in beside(schedule, sizes):
-        memory = others.kept + others.handed + others.cells.each(memory_of)
+    for others in memory_beside(schedule, sizes):
+        memory = others.kept + others.handed + others.cells.map_kinds(memory_of)
         highest.append(memory.max(initial=0).item())
     return tuple(highest)
 

@@ -19,7 +19,7 @@ from .feasibility import Task
 from .partial_schedule import Move, Progress
 
 
-def searched(
+def search_orders(
     task: Task, below: float, width: int, fits: Callable[[Progress], bool]
 ) -> Progress | None:
     """The best order that the search finds, `fits` and takes less than `below`; None if it finds
@@ -27,7 +27,7 @@ def searched(
 
     The search goes on from at most `width` orders of each level.
     """
-    bound = Bound.of(task)
+    bound = Bound.from_task(task)
     best: Progress | None = None
     level = [Progress.begin(task)]
     while level:
@@ -41,7 +41,7 @@ def searched(
                 costs.append((bound(child), sum(child.free), number))
         costs.sort()
         promising = (children[number] for cost, _, number in costs if cost < below)
-        level = _undominated(promising, width)
+        level = _drop_dominated(promising, width)
     return best
 
 
@@ -65,7 +65,7 @@ def _next(progress: Progress) -> Iterator[Progress]:
             break
 
 
-def _undominated(orders: Iterable[Progress], width: int) -> list[Progress]:
+def _drop_dominated(orders: Iterable[Progress], width: int) -> list[Progress]:
     """The first `width` orders, except each order that has done no more than another one before
     it and is nowhere earlier.
     """
@@ -104,7 +104,7 @@ class Bound:
     """The same for the input part of its backward."""
 
     @classmethod
-    def of(cls, task: Task) -> "Bound":
+    def from_task(cls, task: Task) -> "Bound":
         """The parts that are the same for all orders."""
         times, last = task.times, task.stages - 1
         arrivals = [0.0]  # when the first microbatch can be at each stage

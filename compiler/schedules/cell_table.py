@@ -15,7 +15,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from .actions import Action, Row, Schedule, Work, once
-from .dependencies import PARTS, Cell, Value, carried, made_by, needs
+from .dependencies import PARTS, Cell, Value, get_inputs, get_payload, get_result
 
 Numbers = NDArray[np.int64]
 WORKS = tuple(Work)
@@ -31,46 +31,46 @@ class CellTable:
 
     schedule: Schedule
     rank: Numbers
-    at: Numbers
+    place: Numbers
     microbatch: Numbers
-    like: Numbers
+    kind: Numbers
     kinds: tuple[Action, ...]
 
     def row(self, rank: int) -> Numbers:
         """The numbers of the cells of a rank."""
         return np.flatnonzero(self.rank == rank)
 
-    def where(self, chosen: NDArray[np.bool_] | Numbers) -> "CellTable":
+    def select(self, chosen: NDArray[np.bool_] | Numbers) -> "CellTable":
         """Some of the cells."""
         return CellTable(
             self.schedule,
             rank=self.rank[chosen],
-            at=self.at[chosen],
+            place=self.place[chosen],
             microbatch=self.microbatch[chosen],
-            like=self.like[chosen],
+            kind=self.kind[chosen],
             kinds=self.kinds,
         )
 
     def cell(self, number: SupportsIndex) -> Cell:
         """A cell by its number."""
-        return Cell(int(self.rank[number]), int(self.at[number]))
+        return Cell(int(self.rank[number]), int(self.place[number]))
 
     def action(self, number: SupportsIndex) -> Action:
         """The action of a cell."""
-        kind = self.kinds[int(self.like[number])]
+        kind = self.kinds[int(self.kind[number])]
         return Action(kind.stage, kind.work, int(self.microbatch[number]))
 
     @cached_property
     def actions(self) -> list[Action]:
         """The action of each cell."""
-        kinds: Iterator[Action] = map(self.kinds.__getitem__, self.like.tolist())
+        kinds: Iterator[Action] = map(self.kinds.__getitem__, self.kind.tolist())
         columns = zip(kinds, self.microbatch.tolist(), strict=True)
         return [Action(kind.stage, kind.work, microbatch) for kind, microbatch in columns]
 
     @property
     def counts(self) -> Counter[tuple[int, Work]]:
         """The number of cells for each stage and each kind of work."""
-        numbers: list[int] = np.bincount(self.like, minlength=len(self.kinds)).tolist()
+        numbers: list[int] = np.bincount(self.kind, minlength=len(self.kinds)).tolist()
         counts: Counter[tuple[int, Work]] = Counter()
         for kind, count in zip(self.kinds, numbers, strict=True):
             counts[kind.stage, kind.work] = count
@@ -81,37 +81,37 @@ class CellTable:
         order of their first cells.
         """
         numbers: list[int] = []
-        for kind in dict.fromkeys(self.like.tolist()):
-            cells = np.flatnonzero(self.like == kind)
+        for kind in dict.fromkeys(self.kind.tolist()):
+            cells = np.flatnonzero(self.kind == kind)
             numbers.append(int(cells[sizes[cells].argmax()]))
         return numbers
 
-    def each(self, number_of: Callable[[Action], float]) -> NDArray[Any]:
+    def map_kinds(self, number_of: Callable[[Action], float]) -> NDArray[Any]:
         """A number for each cell by its action, whatever its microbatch."""
-        return np.array([*map(number_of, self.kinds), 0])[self.like]
+        return np.array([*map(number_of, self.kinds), 0])[self.kind]
 
     @cached_property
     def are_messages(self) -> NDArray[np.bool_]:
         """Which cells compute nothing."""
-        return self.each(lambda action: action.work.is_message) > 0
+        return self.map_kinds(lambda action: action.work.is_message) > 0
 
     @cached_property
     def are_sends(self) -> NDArray[np.bool_]:
         """Which cells are messages that leave their rank."""
-        return self.each(lambda action: action.work.sends) > 0
+        return self.map_kinds(lambda action: action.work.sends) > 0
 
     @cached_property
-    def at_home(self) -> NDArray[np.bool_]:
+    def is_own_work(self) -> NDArray[np.bool_]:
         """Which cells have a stage of their rank, and a microbatch that exists."""
         owner = dict(enumerate(self.schedule.stage_to_rank))
-        has_own_stage = self.each(lambda action: owner.get(action.stage, -1)) == self.rank
+        has_own_stage = self.map_kinds(lambda action: owner.get(action.stage, -1)) == self.rank
         exists = (self.microbatch >= 0) & (self.microbatch < self.schedule.microbatches)
         return has_own_stage & exists
 
     @property
     def are_whole(self) -> bool:
         """Whether each stage does each part of its work once for each microbatch, on its rank."""
-        return bool(np.all(self.at_home | self.are_messages)) and all(map(self._once, "FIW"))
+        return bool(np.all(self.is_own_work | self.are_messages)) and all(map(self._once, "FIW"))
 
     def _once(self, part: str) -> bool:
         """Whether a part of each stage's work is done once for each microbatch."""
@@ -139,7 +139,7 @@ class CellTable:
                 number_by_kind.append(value.gradient * stages + value.stage)
             else:
                 number_by_kind.append(-1)
-        numbers = np.array([*number_by_kind, -1])[self.like]
+        numbers = np.array([*number_by_kind, -1])[self.kind]
         exists = (numbers >= 0) & (self.microbatch >= 0) & (self.microbatch < microbatches)
         return np.where(exists, numbers * microbatches + self.microbatch, self.nothing)
 
@@ -158,7 +158,7 @@ class CellTable:
         """The first and the second value that each cell needs to compute."""
         needed: dict[Action, tuple[Value | None, ...]] = {}
         for kind in self.kinds:
-            values = () if kind.work.is_message else needs(kind, self.schedule.stages)
+            values = () if kind.work.is_message else get_inputs(kind, self.schedule.stages)
             needed[kind] = (*values, None, None)
         first = self.values(lambda action: needed[action][0])
         second = self.values(lambda action: needed[action][1])
@@ -167,23 +167,23 @@ class CellTable:
     @property
     def message_values(self) -> Numbers:
         """The number of the value that each message moves, `nothing` for other cells."""
-        return self.values(lambda action: carried(action) if action.work.is_message else None)
+        return self.values(lambda action: get_payload(action) if action.work.is_message else None)
 
     @cached_property
     def makers(self) -> Numbers:
         """For each value the number of the cell that makes it."""
-        return self.where_of(self.values(made_by), ~self.are_messages)
+        return self.where_of(self.values(get_result), ~self.are_messages)
 
     @property
     def need_later(self) -> bool:
         """Whether any cell needs a value that its own rank makes later."""
         cells = np.arange(len(self.rank))
         for values in self.needed:
-            if np.any((self.makers[values] > cells) & ~self.elsewhere(values)):
+            if np.any((self.makers[values] > cells) & ~self.is_made_elsewhere(values)):
                 return True
         return False
 
-    def elsewhere(self, values: Numbers) -> NDArray[np.bool_]:
+    def is_made_elsewhere(self, values: Numbers) -> NDArray[np.bool_]:
         """Whether another rank makes a value, given one for each cell."""
         owner = np.array([*self.schedule.stage_to_rank * 2, -1])[
             values // self.schedule.microbatches
@@ -203,7 +203,7 @@ def cell_table(schedule: Schedule) -> CellTable:
     """All cells of a schedule."""
     lengths = [*map(len, schedule.rows)]
     actions = [*chain.from_iterable(schedule.rows)]
-    return coded(
+    return make_table(
         schedule,
         rank=np.repeat(np.arange(len(lengths)), lengths),
         places=np.concatenate([np.arange(length) for length in lengths]),
@@ -217,13 +217,14 @@ def code(action: Action) -> int:
     return action.stage * len(WORKS) + action.work.number
 
 
-def coded(
+def make_table(
     schedule: Schedule, rank: Numbers, places: Numbers, microbatch: Numbers, codes: Numbers
 ) -> CellTable:
     """The cells whose stage and work have these codes."""
     distinct_codes, like = np.unique(codes, return_inverse=True)
     kinds: list[Action] = []
-    for number in distinct_codes.tolist():
+    numbers: list[int] = distinct_codes.tolist()
+    for number in numbers:
         stage, work = divmod(number, len(WORKS))
         kinds.append(Action(stage, WORKS[work], 0))
     return CellTable(schedule, rank, places, microbatch, like, tuple(kinds))
@@ -251,7 +252,7 @@ def message_groups(cells: CellTable) -> tuple[Row, ...]:
 def _joins(cells: CellTable, numbers: Numbers, moved: Numbers) -> NDArray[np.bool_]:
     """Which messages begin with the one before, given the values that all move."""
     rank = cells.rank[numbers]
-    stages = cells.each(lambda action: action.peer if action.work.is_message else 0)[numbers]
+    stages = cells.map_kinds(lambda action: action.peer if action.work.is_message else 0)[numbers]
     peer = np.array(cells.schedule.stage_to_rank)[stages]
     beside = (
         (np.diff(numbers, prepend=-2) == 1)

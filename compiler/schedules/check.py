@@ -3,8 +3,18 @@
 from collections.abc import Iterator
 
 from .actions import Action, Schedule, Work, once
-from .dependencies import PARTS, Cell, Problem, Stuck, Value, circular, lacking, made_by, misplaced
-from .timeline import Times, timed
+from .dependencies import (
+    PARTS,
+    Cell,
+    Problem,
+    Stuck,
+    Value,
+    find_misplacement,
+    get_result,
+    problems_of_circles,
+    problems_of_lacking_actions,
+)
+from .timeline import Times, compute_times
 
 Done = dict[tuple[str, int, int], Cell]
 """The cell that does each part of a stage's work for a microbatch."""
@@ -42,7 +52,9 @@ def _cells(schedule: Schedule) -> list[Problem]:
         if action.work.is_message:
             continue
         cell = Cell(rank, place)
-        if problem := misplaced(cell, action, schedule) or _again(cell, action, done, schedule):
+        if problem := find_misplacement(cell, action, schedule) or _again(
+            cell, action, done, schedule
+        ):
             problems.append(problem)
             continue
         for part in PARTS[action.work]:
@@ -52,15 +64,15 @@ def _cells(schedule: Schedule) -> list[Problem]:
         for action in _missing(stage, done, schedule):
             missing.append((owner, action))
     help = "each stage runs forward and backward once per microbatch"
-    return [*problems, *lacking(missing, help)]
+    return [*problems, *problems_of_lacking_actions(missing, help)]
 
 
 def _again(cell: Cell, action: Action, done: Done, schedule: Schedule) -> Problem | None:
     """The problem of an action that an earlier cell has done, in full or in part."""
     for part in PARTS[action.work]:
         if first := done.get((part, action.stage, action.microbatch)):
-            earlier = schedule.rows[first.rank][first.at]
-            why = f"`{action}`: `{earlier}` in cell {first.at} has done it"
+            earlier = schedule.rows[first.rank][first.place]
+            why = f"`{action}`: `{earlier}` in cell {first.place} has done it"
             help = "a backward is one `B`, or one `I` and one `W`; leave one of the two cells out"
             return Problem(*cell, why, help)
     return None
@@ -77,13 +89,13 @@ def _missing(stage: int, done: Done, schedule: Schedule) -> Iterator[Action]:
 def _order(schedule: Schedule) -> list[Problem]:
     """The problems of rows that wait for each other in a circle, or for themselves."""
     try:
-        timed(schedule, Times.uniform(schedule.stages))
+        compute_times(schedule, Times.uniform(schedule.stages))
     except Stuck as stuck:
         makers: dict[Value | None, Cell] = {}
         for rank, place, action in schedule.cells():
             if not action.work.is_message:
-                makers[made_by(action)] = Cell(rank, place)
+                makers[get_result(action)] = Cell(rank, place)
         waits = {cell: makers[value] for cell, value in stuck.waits.items()}
         help = "none of these can go first; put what is waited for before what waits in its row"
-        return circular(waits, schedule, help)
+        return problems_of_circles(waits, schedule, help)
     return []

@@ -42,7 +42,7 @@ def groups_csv(schedule: Schedule) -> str:
     return "".join(f"{','.join(line)}\n" for line in lines)
 
 
-def read_csv(text: str) -> Schedule:
+def parse_csv(text: str) -> Schedule:
     """Rows from text, as `csv` or torch's `_dump_csv` writes them; `BadRows` if it is anything
     else.
 
@@ -79,7 +79,7 @@ def _actions(content: str, cell: Cell) -> Iterator[Action]:
     if pair := _PAIR.fullmatch(content):
         parts = pair[1].split(";")
     for part in parts:
-        if action := Action.of(part):
+        if action := Action.parse(part):
             yield action
         elif part and not _STATE.fullmatch(part):
             short = part if len(part) <= 24 else f"{part[:23]}…"

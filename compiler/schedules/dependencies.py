@@ -29,7 +29,7 @@ class Cell(NamedTuple):
     """A place in the rows."""
 
     rank: int
-    at: int
+    place: int
 
 
 class Stuck(Exception):
@@ -38,12 +38,12 @@ class Stuck(Exception):
     def __init__(self, waits: Mapping[Cell, Value]) -> None:
         words: list[str] = []
         for cell, value in waits.items():
-            words.append(f"rank {cell.rank} waits in cell {cell.at} for {value}")
+            words.append(f"rank {cell.rank} waits in cell {cell.place} for {value}")
         super().__init__(", ".join(words))
         self.waits = waits
 
 
-def made_by(action: Action) -> Value | None:
+def get_result(action: Action) -> Value | None:
     """The value that a computing action makes; None for the weight part, since nothing waits for
     it.
     """
@@ -52,7 +52,7 @@ def made_by(action: Action) -> Value | None:
     return Value(action.work is not Work.FORWARD, action.stage, action.microbatch)
 
 
-def carried(message: Action) -> Value:
+def get_payload(message: Action) -> Value:
     """The value that a send or receive moves.  Raises ValueError for an action that computes."""
     if not message.work.is_message:
         raise ValueError(f"{message} moves nothing")
@@ -61,7 +61,7 @@ def carried(message: Action) -> Value:
     return Value(gradient, maker, message.microbatch)
 
 
-def needs(action: Action, stages: int) -> tuple[Value, ...]:
+def get_inputs(action: Action, stages: int) -> tuple[Value, ...]:
     """The values that a computing action needs, the values of its own rank first."""
     stage, microbatch = action.stage, action.microbatch
     if action.work is Work.FORWARD:
@@ -104,7 +104,7 @@ class Problem:
     help: str
 
 
-def lacking(missing: Iterable[tuple[int, Action]], help: str) -> list[Problem]:
+def problems_of_lacking_actions(missing: Iterable[tuple[int, Action]], help: str) -> list[Problem]:
     """One problem for each rank whose row lacks some actions."""
     by_rank: dict[int, list[Action]] = {}
     for rank, action in missing:
@@ -123,7 +123,7 @@ def _few(actions: list[Action], most: int = 4) -> str:
     return words
 
 
-def misplaced(cell: Cell, action: Action, schedule: Schedule) -> Problem | None:
+def find_misplacement(cell: Cell, action: Action, schedule: Schedule) -> Problem | None:
     """The problem of an action whose stage or microbatch does not exist, or whose stage is
     another rank's; None for other actions.
     """
@@ -142,7 +142,7 @@ def misplaced(cell: Cell, action: Action, schedule: Schedule) -> Problem | None:
     return Problem(*cell, f"`{action}`: {why}", help)
 
 
-def circular(waits: Mapping[Cell, Cell], schedule: Schedule, help: str) -> list[Problem]:
+def problems_of_circles(waits: Mapping[Cell, Cell], schedule: Schedule, help: str) -> list[Problem]:
     """One problem for each circle of ranks; `waits` has the cell where each rank waits, and the
     cell that it waits for.
     """
@@ -159,4 +159,4 @@ def _waits(cell: Cell, awaited: Cell, schedule: Schedule) -> str:
 
 
 def _cell_words(cell: Cell, schedule: Schedule) -> str:
-    return f"`{schedule.rows[cell.rank][cell.at]}` (rank {cell.rank}, cell {cell.at})"
+    return f"`{schedule.rows[cell.rank][cell.place]}` (rank {cell.rank}, cell {cell.place})"

@@ -60,7 +60,7 @@ class Task:
             is_bound.append(any(not isinf(most[rank]) for rank in ranks))
         return tuple(is_bound)
 
-    def touched(self, stage: int, work: Work) -> set[int]:
+    def ranks_affected_by(self, stage: int, work: Work) -> set[int]:
         """The ranks that have other moves after this one: the work's own rank, and the rank that
         gets its result.
 
@@ -100,7 +100,7 @@ class Filling:
     task: Task
     forwards: list[int]
     backwards: list[int]
-    held: list[float]
+    memory_of_rank: list[float]
     """The memory of each rank, with the memory that it always needs; the first gradient that a
     stage gets is part of this.
     """
@@ -112,7 +112,9 @@ class Filling:
 
     def copy(self) -> "Filling":
         """A copy that goes on by itself."""
-        return Filling(self.task, self.forwards.copy(), self.backwards.copy(), self.held.copy())
+        return Filling(
+            self.task, self.forwards.copy(), self.backwards.copy(), self.memory_of_rank.copy()
+        )
 
     def do(self, stage: int, work: Work) -> None:
         """Takes note of work of a stage."""
@@ -121,20 +123,20 @@ class Filling:
         match work:
             case Work.FORWARD:
                 self.forwards[stage] += 1
-                self.held[rank] += keeps.input[stage] - keeps.entering(stage)
+                self.memory_of_rank[rank] += keeps.input[stage] - keeps.entering(stage)
                 if stage + 1 < len(stage_to_rank):
-                    self.held[stage_to_rank[stage + 1]] += keeps.entering(stage + 1)
+                    self.memory_of_rank[stage_to_rank[stage + 1]] += keeps.entering(stage + 1)
             case Work.WEIGHT:
-                self.held[rank] -= keeps.weight[stage]
+                self.memory_of_rank[rank] -= keeps.weight[stage]
             case _:
-                self.held[rank] -= keeps.input[stage]
+                self.memory_of_rank[rank] -= keeps.input[stage]
                 if work is Work.INPUT:
-                    self.held[rank] += keeps.weight[stage]
-                if self._given(stage) > 1:
-                    self.held[rank] -= keeps.entering(stage + 1)
+                    self.memory_of_rank[rank] += keeps.weight[stage]
+                if self._pending_gradients(stage) > 1:
+                    self.memory_of_rank[rank] -= keeps.entering(stage + 1)
                 self.backwards[stage] += 1
-                if stage and self._given(stage - 1) > 1:
-                    self.held[stage_to_rank[stage - 1]] += keeps.entering(stage)
+                if stage and self._pending_gradients(stage - 1) > 1:
+                    self.memory_of_rank[stage_to_rank[stage - 1]] += keeps.entering(stage)
 
     def takes(self, stage: int, work: Work) -> bool:
         """Whether work takes memory that has a budget: then the memory that it leaves to others may
@@ -182,7 +184,7 @@ class Filling:
         the microbatch has been through the rank's other stages.
         """
         task, most = self.task, self.task.budget.most[rank]
-        if self.held[rank] + more > most:
+        if self.memory_of_rank[rank] + more > most:
             return False
         keeps, stages = task.budget.keeps, task.stages_of[rank]
         forwards = self.forwards
@@ -216,14 +218,14 @@ class Filling:
         rank = task.stage_to_rank[stage]
         if work is Work.INPUT:
             more = keeps.weight[stage] - keeps.input[stage]
-            if more > 0 and self.held[rank] + more > most[rank]:
+            if more > 0 and self.memory_of_rank[rank] + more > most[rank]:
                 return False
-        if not stage or not keeps.handed or self._given(stage - 1) < 1:
+        if not stage or not keeps.handed or self._pending_gradients(stage - 1) < 1:
             return True
         before = task.stage_to_rank[stage - 1]
-        return self.held[before] + keeps.entering(stage) <= most[before]
+        return self.memory_of_rank[before] + keeps.entering(stage) <= most[before]
 
-    def _given(self, stage: int) -> int:
+    def _pending_gradients(self, stage: int) -> int:
         """How many gradients a stage has that it has not taken yet; the last stage gets none."""
         if stage + 1 >= len(self.backwards):
             return 0

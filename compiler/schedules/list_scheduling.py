@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from .actions import Action, Row, Schedule, ScheduleError, Work
 from .activation_memory import MemoryBudget, least
-from .beam_search import Bound, searched
+from .beam_search import Bound, search_orders
 from .feasibility import Task
 from .p2p import with_messages
 from .partial_schedule import Move, Progress
@@ -76,7 +76,7 @@ def rules(task: Task) -> Iterator[Rule]:
             yield Rule(forward_handicap, weight_handicap, ahead)
 
 
-def followed(rule: Rule, task: Task) -> Progress:
+def follow_rule(rule: Rule, task: Task) -> Progress:
     """The rows that a rule makes: the first to begin of all ranks' next moves is always done."""
     progress = Progress.begin(task)
     best = {rank: rule.best(rank, progress) for rank in range(task.ranks)}
@@ -86,7 +86,7 @@ def followed(rule: Rule, task: Task) -> Progress:
             best[rank] = rule.best(rank, progress)
             continue
         progress.do(rank, move)
-        for other in task.touched(move.stage, move.work):
+        for other in task.ranks_affected_by(move.stage, move.work):
             best[other] = rule.best(other, progress)
     return progress
 
@@ -96,7 +96,7 @@ SEARCHED = 6_000  # orders that the search may go on from
 
 
 @frozen
-class _Found:
+class _Candidate:
     """A schedule, and how long it takes."""
 
     total: float
@@ -104,7 +104,7 @@ class _Found:
     task: Task
 
     @classmethod
-    def of(cls, progress: Progress) -> "_Found":
+    def of(cls, progress: Progress) -> "_Candidate":
         """A schedule that was made cell by cell."""
         return cls(max(progress.free), progress.schedule(), progress.task)
 
@@ -120,19 +120,19 @@ def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
     """
     for task in tasks:
         demand_memory(task.stage_to_rank, task.budget)
-    candidates = [*chain.from_iterable(map(_named, tasks))]
+    candidates = [*chain.from_iterable(map(_candidates_with_names, tasks))]
     if not splits:
         candidates = [candidate for candidate in candidates if not candidate.schedule.splits]
     best = _first(candidates) or _one_by_one(tasks[0])
-    if splits and best.total > min(Bound.of(task)(Progress.begin(task)) for task in tasks):
+    if splits and best.total > min(Bound.from_task(task)(Progress.begin(task)) for task in tasks):
         ruled = [best]
         for task in tasks:
-            ruled.extend(_ruled(task, len(tasks)))
+            ruled.extend(_candidates_by_rules(task, len(tasks)))
         best = _first(ruled) or best
         for task in tasks:
-            best = _searched(task, best, len(tasks)) or best
+            best = _search(task, best, len(tasks)) or best
     if best.schedule.splits:
-        return _joined(best.schedule, best.task.times)
+        return _join_backwards(best.schedule, best.task.times)
     return best.schedule
 
 
@@ -147,7 +147,7 @@ def demand_memory(stage_to_rank: tuple[int, ...], budget: MemoryBudget) -> None:
             )
 
 
-def _named(task: Task) -> Iterator[_Found]:
+def _candidates_with_names(task: Task) -> Iterator[_Candidate]:
     """Named schedules with the task's stage_to_rank that fit the memory."""
     budget = evolve(task.budget, keeps=evolve(task.budget.keeps, handed=0, cuts=()))
     for maker in SCHEDULES.values():
@@ -156,27 +156,27 @@ def _named(task: Task) -> Iterator[_Found]:
         except ScheduleError:
             continue
         if schedule.stage_to_rank == task.stage_to_rank and budget.holds(schedule):
-            yield _Found(simulate(schedule, task.times).total, schedule, task)
+            yield _Candidate(simulate(schedule, task.times).total, schedule, task)
 
 
-def _ruled(task: Task, tasks: int) -> Iterator[_Found]:
+def _candidates_by_rules(task: Task, tasks: int) -> Iterator[_Candidate]:
     """Schedules made by rules, fewer where there are several tasks."""
     count = max(1, RULED // task.cells // tasks)
-    return (_Found.of(followed(rule, task)) for rule in islice(rules(task), count))
+    return (_Candidate.of(follow_rule(rule, task)) for rule in islice(rules(task), count))
 
 
-def _searched(task: Task, best: _Found, tasks: int) -> _Found | None:
+def _search(task: Task, best: _Candidate, tasks: int) -> _Candidate | None:
     """A schedule that the search finds and that is faster than the best so far, if any."""
     width = SEARCHED // task.cells // tasks
     if not width:
         return None
-    progress = searched(task, best.total, width, lambda order: _fits(order.schedule(), task))
+    progress = search_orders(task, best.total, width, lambda order: _fits(order.schedule(), task))
     if progress is None:
         return None
-    return _Found.of(progress)
+    return _Candidate.of(progress)
 
 
-def _first(candidates: Iterable[_Found]) -> _Found | None:
+def _first(candidates: Iterable[_Candidate]) -> _Candidate | None:
     """The fastest that fits; of several equally fast ones, one that does not split backward."""
     by_time = sorted(candidates, key=lambda candidate: (candidate.total, candidate.schedule.splits))
     for candidate in by_time:
@@ -192,7 +192,7 @@ def _fits(schedule: Schedule, task: Task) -> bool:
     return not task.budget.keeps.handed or task.budget.holds(with_messages(schedule, task.times))
 
 
-def _one_by_one(task: Task) -> _Found:
+def _one_by_one(task: Task) -> _Candidate:
     """Each microbatch begins when the one before is done; this schedule always fits."""
     order = [(stage, Work.FORWARD) for stage in range(task.stages)]
     order += [(stage, Work.BACKWARD) for stage in reversed(range(task.stages))]
@@ -201,10 +201,10 @@ def _one_by_one(task: Task) -> _Found:
         for stage, work in order:
             rows[task.stage_to_rank[stage]].append(Action(stage, work, microbatch))
     schedule = Schedule(task.stage_to_rank, task.microbatches, tuple(map(tuple, rows)))
-    return _Found(simulate(schedule, task.times).total, schedule, task)
+    return _Candidate(simulate(schedule, task.times).total, schedule, task)
 
 
-def _joined(schedule: Schedule, times: Times) -> Schedule:
+def _join_backwards(schedule: Schedule, times: Times) -> Schedule:
     """The same schedule with backward in one action wherever nobody waits for its first part
     alone: nothing begins later.
     """

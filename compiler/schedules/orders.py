@@ -34,7 +34,7 @@ Step = tuple[int, Work]
 Steps = tuple[Step, ...]
 
 
-def numbered(steps: Iterable[Step], stages: tuple[int, ...]) -> Row:
+def number_steps(steps: Iterable[Step], stages: tuple[int, ...]) -> Row:
     """The row of steps whose chunks take microbatches in order: each of F, I and W takes the next
     one.
 
@@ -104,7 +104,7 @@ def one_forward_one_backward(seat: RankContext) -> Row:
     return _alternating(seat, round_size=seat.microbatches, hop=1, split=False)
 
 
-def interleaved(seat: RankContext) -> Row:
+def one_forward_one_backward_of_chunks(seat: RankContext) -> Row:
     """Megatron-LM's interleaved 1F1B (arXiv 2104.04473, section 2.2.2): the bubble of 1F1B divided
     by the chunks.
 
@@ -131,7 +131,7 @@ def zero_bubble_h2(seat: RankContext) -> Row:
     return _alternating(seat, round_size=seat.microbatches, hop=2, split=True)
 
 
-def interleaved_zero_bubble(seat: RankContext) -> Row:
+def zero_bubble_of_chunks(seat: RankContext) -> Row:
     """ZB-H1's order over the chunks of interleaved 1F1B, as torch has it; with one chunk it is
     ZB-H1.
     """
@@ -157,7 +157,7 @@ def _alternating(seat: RankContext, round_size: int, hop: int, split: bool) -> R
         weights += [(chunk, Work.WEIGHT) for chunk in back]
     ahead = (seat.chunks - 1) * round_size + hop * seat.after
     steady = interleave_passes(forwards[ahead:], backwards, weights)
-    return numbered([*forwards[:ahead], *steady], seat.stages)
+    return number_steps([*forwards[:ahead], *steady], seat.stages)
 
 
 def _round_size(seat: RankContext) -> int:
@@ -211,7 +211,7 @@ def zero_bubble_v(seat: RankContext) -> Row:
         + W1 * before
         + W0 * before
     )
-    row = numbered(steps, seat.stages)
+    row = number_steps(steps, seat.stages)
     return tuple(action for action in row if action.microbatch < seat.microbatches)
 
 
@@ -240,4 +240,4 @@ def dualpipe_v(seat: RankContext) -> Row:
         + ((I1 + I0) * (before + 1))[whole:]
         + interleave_passes(((W1 + W0) * (before + 1))[whole:] + W0 * after, I0 * after)
     )
-    return numbered(steps, seat.stages)
+    return number_steps(steps, seat.stages)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 from attrs import evolve, frozen
 
 from .actions import Action, Schedule, Work, once
-from .dependencies import Value, made_by
-from .timeline import Timed, Times, timed
+from .dependencies import Value, get_result
+from .timeline import CellTimes, Times, compute_times
 
 if TYPE_CHECKING:
     from .cell_table import CellTable
@@ -54,7 +54,7 @@ def with_messages(schedule: Schedule, times: Times) -> Schedule:
     same order.  Raises Stuck where rows wait for each other.
     """
     if times not in schedule.known:
-        schedule.known[times] = _in_order(_ends(schedule), timed(schedule, times))
+        schedule.known[times] = _in_order(_ends(schedule), compute_times(schedule, times))
     return cast(Schedule, schedule.known[times])
 
 
@@ -65,23 +65,23 @@ def _ends(schedule: Schedule) -> "CellTable":
     """
     import numpy as np
 
-    from .cell_table import cell_table, code, coded
+    from .cell_table import cell_table, code, make_table
 
     cells = cell_table(schedule)
     codes_by_kind = np.full((3, len(cells.kinds)), -1)  # of an action, its send, its receive
     for number, kind in enumerate(cells.kinds):
         if not kind.work.is_message:
             codes_by_kind[0, number] = code(kind)
-            if (value := made_by(kind)) and (way := message_of(value, schedule.stage_to_rank)):
+            if (value := get_result(kind)) and (way := message_of(value, schedule.stage_to_rank)):
                 codes_by_kind[1:, number] = code(way.send), code(way.receive)
-    codes = codes_by_kind[:, cells.like].ravel()
+    codes = codes_by_kind[:, cells.kind].ravel()
     there = np.flatnonzero(codes >= 0)
-    numbers, codes = there % len(cells.like), codes[there]
+    numbers, codes = there % len(cells.kind), codes[there]
     ranks = np.array(schedule.stage_to_rank)[codes // len(Work)]
-    return coded(schedule, ranks, numbers, cells.microbatch[numbers], codes)
+    return make_table(schedule, ranks, numbers, cells.microbatch[numbers], codes)
 
 
-def _in_order(ends: "CellTable", times: Timed) -> Schedule:
+def _in_order(ends: "CellTable", times: CellTimes) -> Schedule:
     """The rows with actions and messages by when their computing action begins, messages after
     actions, then rank by rank.
 
@@ -95,15 +95,15 @@ def _in_order(ends: "CellTable", times: Timed) -> Schedule:
     place = np.full(len(times.start), inf)
     place[times.order] = np.arange(len(times.order))
     place[times.start != times.end] = inf
-    makers = ends.at
+    makers = ends.place
     order = np.lexsort(
         (times.cells.rank[makers], ends.are_messages, place[makers], times.start[makers], ends.rank)
     )
-    cells = ends.where(order)
+    cells = ends.select(order)
     starts = np.searchsorted(cells.rank, range(ends.schedule.ranks + 1))
     actions = [*map(ends.actions.__getitem__, order)]
     rows = (tuple(actions[start:end]) for start, end in pairwise(starts))
-    cells = evolve(cells, at=np.arange(len(order)) - starts[cells.rank])
+    cells = evolve(cells, place=np.arange(len(order)) - starts[cells.rank])
     schedule = evolve(ends.schedule, rows=tuple(rows), groups=message_groups(cells))
     schedule.known[cell_table] = evolve(cells, schedule=schedule)
     return schedule

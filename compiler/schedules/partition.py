@@ -14,7 +14,7 @@ stages then.
 
 
 @lru_cache(maxsize=4)
-def balanced(costs: tuple[int, ...], first: int, last: int, count: int) -> tuple[int, ...]:
+def balance_stages(costs: tuple[int, ...], first: int, last: int, count: int) -> tuple[int, ...]:
     """How many of the items, in order, each of `count` stages has: the dearest stage as cheap as
     can be.
 
@@ -44,9 +44,9 @@ class _Division:
         ends = [0, *accumulate(self.costs)]
         ways: list[Ways] = [{0: (0, 0)}]
         backwards = _Division(self.costs[::-1], self.extra[::-1], self.least[::-1])
-        earliest = [total - left for left in (0, *backwards.reached(bound))][-2::-1]
+        earliest = [total - left for left in (0, *backwards.find_ends(bound))][-2::-1]
         for extra, least, *where in zip(
-            self.extra, self.least, earliest, self.reached(bound), strict=True
+            self.extra, self.least, earliest, self.find_ends(bound), strict=True
         ):
             ways.append(_after(ways[-1], ends, bound, extra, least, where))
         cuts = [total]  # read back from the end
@@ -60,13 +60,13 @@ class _Division:
         low, high = max(0, *self.extra), sum(self.costs) + max(self.extra)
         while low < high:
             middle = (low + high) // 2
-            if self.reached(middle)[-1] == len(self.costs):
+            if self.find_ends(middle)[-1] == len(self.costs):
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def reached(self, bound: int) -> list[int]:
+    def find_ends(self, bound: int) -> list[int]:
         """The end of each stage if each takes as many items as it can, and leaves the items that
         later stages must have.
 

@@ -10,21 +10,21 @@ from .orders import (
     breadth_first,
     dualpipe_v,
     gpipe,
-    interleaved,
-    interleaved_zero_bubble,
     one_forward_one_backward,
+    one_forward_one_backward_of_chunks,
     zero_bubble_h1,
     zero_bubble_h2,
+    zero_bubble_of_chunks,
     zero_bubble_v,
 )
 
 
-def looped(ranks: int, chunks: int) -> tuple[int, ...]:
+def loop_placement(ranks: int, chunks: int) -> tuple[int, ...]:
     """The stage_to_rank of stages that go around the ranks."""
     return tuple(range(ranks)) * chunks
 
 
-def folded(ranks: int, chunks: int) -> tuple[int, ...]:
+def v_placement(ranks: int, chunks: int) -> tuple[int, ...]:
     """The stage_to_rank of stages that go down the ranks and back up."""
     there, back = tuple(range(ranks)), tuple(reversed(range(ranks)))
     return ((there + back) * chunks)[: ranks * chunks]
@@ -35,7 +35,7 @@ class ScheduleSpec:
     """A schedule that has a name."""
 
     row: Callable[[RankContext], Row]
-    placed: Callable[[int, int], tuple[int, ...]] = looped
+    place_stages: Callable[[int, int], tuple[int, ...]] = loop_placement
     chunks: int = 1
     """How many stages a rank has where a plan does not say it."""
     variable: bool = False
@@ -48,7 +48,7 @@ class ScheduleSpec:
                 f"a rank has {self.chunks} of its stages, not {chunks}",
                 f"leave `chunks` out, or choose among {_VARIABLE}",
             )
-        return self.placed(ranks, self.chunks if chunks is None else chunks)
+        return self.place_stages(ranks, self.chunks if chunks is None else chunks)
 
     def __call__(self, ranks: int, microbatches: int, chunks: int | None = None) -> Schedule:
         """The schedule, without messages; `ScheduleError` if it has none for these numbers."""
@@ -63,13 +63,13 @@ class ScheduleSpec:
 SCHEDULES: dict[str, ScheduleSpec] = {
     "gpipe": ScheduleSpec(gpipe),
     "1f1b": ScheduleSpec(one_forward_one_backward),
-    "interleaved_1f1b": ScheduleSpec(interleaved, chunks=2, variable=True),
+    "interleaved_1f1b": ScheduleSpec(one_forward_one_backward_of_chunks, chunks=2, variable=True),
     "breadth_first": ScheduleSpec(breadth_first, chunks=2, variable=True),
     "zb_h1": ScheduleSpec(zero_bubble_h1),
     "zb_h2": ScheduleSpec(zero_bubble_h2),
-    "interleaved_zero_bubble": ScheduleSpec(interleaved_zero_bubble, chunks=2, variable=True),
-    "zbv": ScheduleSpec(zero_bubble_v, folded, chunks=2),
-    "dualpipev": ScheduleSpec(dualpipe_v, folded, chunks=2),
+    "interleaved_zero_bubble": ScheduleSpec(zero_bubble_of_chunks, chunks=2, variable=True),
+    "zbv": ScheduleSpec(zero_bubble_v, v_placement, chunks=2),
+    "dualpipev": ScheduleSpec(dualpipe_v, v_placement, chunks=2),
 }
 
 _VARIABLE = ", ".join(f"`{name}`" for name, maker in SCHEDULES.items() if maker.variable)

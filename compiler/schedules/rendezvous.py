@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from .actions import Action, Row, Schedule
 from .cell_table import CellTable, Numbers, cell_table
-from .dependencies import Cell, Problem, carried, circular, lacking, misplaced
+from .dependencies import (
+    Cell,
+    Problem,
+    find_misplacement,
+    get_payload,
+    problems_of_circles,
+    problems_of_lacking_actions,
+)
 from .p2p import message_of
 
 
@@ -23,7 +30,7 @@ def rendezvous(schedule: Schedule) -> list[Problem]:
     ways = _ways(cell_table(schedule))
     if problems := [*_superfluous(ways), *_lacking(ways)]:
         return problems
-    if problems := [*_misordered(ways)] or [*_mismatched(ways)]:
+    if problems := [*_find_misordered(ways)] or [*_find_mismatches(ways)]:
         return problems
     batches = _batches(ways)
     return [*_one_sided(ways, batches)] or _deadlocks(ways, batches)
@@ -40,19 +47,19 @@ class _Ways:
 
     cells: CellTable
     moves: Numbers
-    known: NDArray[np.bool_]
-    made: Numbers
-    sent: Numbers
-    received: Numbers
-    used: Numbers
+    is_first: NDArray[np.bool_]
+    maker_of: Numbers
+    send_of: Numbers
+    receive_of: Numbers
+    consumer_of: Numbers
 
 
 def _ways(cells: CellTable) -> _Ways:
     moves = cells.message_values
     consumers = np.max(
-        [cells.where_of(values, cells.elsewhere(values)) for values in cells.needed], axis=0
+        [cells.where_of(values, cells.is_made_elsewhere(values)) for values in cells.needed], axis=0
     )
-    fit = np.flatnonzero(cells.at_home & (consumers[moves] >= 0))
+    fit = np.flatnonzero(cells.is_own_work & (consumers[moves] >= 0))
     # the first cell for each value and each end of its message
     _, firsts = np.unique(2 * moves[fit] + cells.are_sends[fit], return_index=True)
     is_first = np.zeros(len(moves), dtype=bool)
@@ -64,62 +71,64 @@ def _ways(cells: CellTable) -> _Ways:
 
 def _superfluous(ways: _Ways) -> Iterator[Problem]:
     """Problems of messages that go nowhere, and of messages that an earlier cell is too."""
-    for number in np.flatnonzero(ways.cells.are_messages & ~ways.known):
+    for number in np.flatnonzero(ways.cells.are_messages & ~ways.is_first):
         cell, action = ways.cells.cell(number), ways.cells.action(number)
         value, sends = ways.moves[number], action.work.sends
-        if problem := misplaced(cell, action, ways.cells.schedule):
+        if problem := find_misplacement(cell, action, ways.cells.schedule):
             yield problem
-        elif ways.used[value] < 0:
+        elif ways.consumer_of[value] < 0:
             preposition = "to" if sends else "from"
             why = f"`{action}`: no other rank has the stage {preposition} which this goes"
             yield Problem(*cell, why, "leave this cell out")
         else:
-            number_by_value = ways.sent if sends else ways.received
+            number_by_value = ways.send_of if sends else ways.receive_of
             first = ways.cells.cell(number_by_value[value])
-            why = f"`{action}`: cell {first.at} has done it"
+            why = f"`{action}`: cell {first.place} has done it"
             yield Problem(*cell, why, "leave one of the two cells out")
 
 
 def _lacking(ways: _Ways) -> list[Problem]:
     """Problems of values that another rank needs and that no cell sends, or no cell receives."""
     missing: list[tuple[int, Action]] = []
-    lost = np.flatnonzero((ways.used >= 0) & ((ways.sent < 0) | (ways.received < 0)))
-    for value in sorted(lost, key=ways.made.__getitem__):
+    lost = np.flatnonzero((ways.consumer_of >= 0) & ((ways.send_of < 0) | (ways.receive_of < 0)))
+    for value in sorted(lost, key=ways.maker_of.__getitem__):
         message = message_of(ways.cells.value(int(value)), ways.cells.schedule.stage_to_rank)
-        if message and ways.sent[value] < 0:
+        if message and ways.send_of[value] < 0:
             missing.append((message.source, message.send))
-        if message and ways.received[value] < 0:
+        if message and ways.receive_of[value] < 0:
             missing.append((message.target, message.receive))
-    return lacking(missing, "what a stage of another rank needs is sent once and received once")
+    return problems_of_lacking_actions(
+        missing, "what a stage of another rank needs is sent once and received once"
+    )
 
 
-def _misordered(ways: _Ways) -> Iterator[Problem]:
+def _find_misordered(ways: _Ways) -> Iterator[Problem]:
     """Problems of sends before the cell that makes their value, and of receives after the cell
     that needs it.
     """
     cells, numbers = ways.cells, np.arange(len(ways.moves))
-    too_early = ways.known & cells.are_sends & (numbers < ways.made[ways.moves])
+    too_early = ways.is_first & cells.are_sends & (numbers < ways.maker_of[ways.moves])
     for number in np.flatnonzero(too_early):
-        maker = ways.made[ways.moves[number]]
+        maker = ways.maker_of[ways.moves[number]]
         why = (
             f"`{cells.action(number)}` comes before `{cells.action(maker)}`, which computes"
             " what it sends"
         )
-        yield Problem(*cells.cell(number), why, f"put it after cell {cells.at[maker]}")
-    too_late = ways.known & ~cells.are_sends & (numbers > ways.used[ways.moves])
+        yield Problem(*cells.cell(number), why, f"put it after cell {cells.place[maker]}")
+    too_late = ways.is_first & ~cells.are_sends & (numbers > ways.consumer_of[ways.moves])
     for number in np.flatnonzero(too_late):
-        consumer = ways.used[ways.moves[number]]
+        consumer = ways.consumer_of[ways.moves[number]]
         why = (
             f"`{cells.action(number)}` comes after `{cells.action(consumer)}`, which needs what it"
             " receives"
         )
-        yield Problem(*cells.cell(number), why, f"put it before cell {cells.at[consumer]}")
+        yield Problem(*cells.cell(number), why, f"put it before cell {cells.place[consumer]}")
 
 
-def _mismatched(ways: _Ways) -> Iterator[Problem]:
+def _find_mismatches(ways: _Ways) -> Iterator[Problem]:
     """For each two ranks the first receive that gets another value than it says."""
-    cells, sent = ways.cells, np.flatnonzero(ways.known & ways.cells.are_sends)
-    received = ways.received[ways.moves[sent]]
+    cells, sent = ways.cells, np.flatnonzero(ways.is_first & ways.cells.are_sends)
+    received = ways.receive_of[ways.moves[sent]]
     pairs = cells.rank[sent] * cells.schedule.ranks + cells.rank[received]
     for pair in dict.fromkeys(pairs.tolist()):
         leaving = np.flatnonzero(pairs == pair)
@@ -153,8 +162,8 @@ def _deadlocks(ways: _Ways, batches: Sequence[Sequence[list[int]]]) -> list[Prob
     next batch of another.
     """
     cells, rank_of_cell = ways.cells, ways.cells.rank
-    senders: list[int] = rank_of_cell[ways.sent].tolist()
-    receivers: list[int] = rank_of_cell[ways.received].tolist()
+    senders: list[int] = rank_of_cell[ways.send_of].tolist()
+    receivers: list[int] = rank_of_cell[ways.receive_of].tolist()
     later_batches, none = [*map(iter, batches)], list[int]()
     batch = [none] * len(later_batches)
     unmatched = [0] * len(later_batches)
@@ -177,7 +186,7 @@ def _deadlocks(ways: _Ways, batches: Sequence[Sequence[list[int]]]) -> list[Prob
     for rank, count in enumerate(unmatched):
         if count:
             value = next(value for value in batch[rank] if value in waiting)
-            sent, received = cells.cell(ways.sent[value]), cells.cell(ways.received[value])
+            sent, received = cells.cell(ways.send_of[value]), cells.cell(ways.receive_of[value])
             if sent.rank == rank:
                 waits[sent] = received
             else:
@@ -185,13 +194,13 @@ def _deadlocks(ways: _Ways, batches: Sequence[Sequence[list[int]]]) -> list[Prob
     if not waits:
         return []
     help = "each is posted when the messages before it in its row are done; put one of them earlier"
-    return circular(waits, cells.schedule, help)
+    return problems_of_circles(waits, cells.schedule, help)
 
 
 def _batches(ways: _Ways) -> list[list[list[int]]]:
     """For each rank the values of messages that begin as one."""
     batches: list[list[list[int]]] = [[] for _ in ways.cells.schedule.rows]
-    numbers = np.flatnonzero(ways.known)
+    numbers = np.flatnonzero(ways.is_first)
     rank, group = ways.cells.rank[numbers], _groups(ways)[numbers]
     ranks: list[int] = rank.tolist()
     values: list[int] = ways.moves[numbers].tolist()
@@ -217,7 +226,7 @@ def _values(ways: _Ways, group: Row) -> list[int]:
     values: list[int] = []
     for action in group:
         if action.work.is_message:
-            values.append(ways.cells.number(carried(action)))
+            values.append(ways.cells.number(get_payload(action)))
         else:
             values.append(ways.cells.nothing)
     return values

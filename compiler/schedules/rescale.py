@@ -11,17 +11,17 @@ from attrs import evolve
 from .actions import Action, Row, Schedule, Work
 
 
-def resized(schedule: Schedule, ranks: int, microbatches: int) -> Schedule:
+def resize(schedule: Schedule, ranks: int, microbatches: int) -> Schedule:
     """The rows for these numbers of ranks and microbatches, without messages."""
     schedule = _without_messages(schedule)
     # the first stage and the last do work that no other stage does
     first, last = schedule.stage_to_rank[0], schedule.stage_to_rank[-1]
-    schedule = _with_ranks(schedule, _chosen(ranks, schedule.ranks, first, last))
+    schedule = _with_ranks(schedule, _choose(ranks, schedule.ranks, first, last))
     for _ in range(ranks - schedule.ranks):
         schedule = _with_stage(schedule)
     # a backward in two parts stays, if there is any
     split = _first_split_microbatch(schedule)
-    schedule = _with_microbatches(schedule, _chosen(microbatches, schedule.microbatches, split))
+    schedule = _with_microbatches(schedule, _choose(microbatches, schedule.microbatches, split))
     for _ in range(microbatches - schedule.microbatches):
         schedule = _one_more(schedule)
     return schedule
@@ -42,7 +42,7 @@ def _first_split_microbatch(schedule: Schedule) -> int:
     return 0
 
 
-def _chosen(count: int, total: int, *wanted: int) -> list[int]:
+def _choose(count: int, total: int, *wanted: int) -> list[int]:
     """`count` of the `total` numbers in order: the `wanted` ones, and then the lowest others."""
     return sorted([*dict.fromkeys((*wanted, *range(total)))][:count])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from attrs import evolve, frozen
 
 from .actions import Action, Schedule, Work
-from .dependencies import Cell, Stuck, Value, made_by
+from .dependencies import Cell, Stuck, Value, get_result
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class Times:
             return evolve(self, send=time)
         return evolve(self, **{field: (time,) * len(self.forward)})
 
-    def rounded(self) -> "Times":
+    def round_times(self) -> "Times":
         """These times, rounded to a thousandth."""
         return evolve(
             self,
@@ -61,7 +61,7 @@ class Times:
         """Whether all stages take equally long."""
         return len({*zip(self.forward, self.input, self.weight, strict=True)}) == 1
 
-    def of(self, action: Action) -> float:
+    def get_time(self, action: Action) -> float:
         """The time of an action; backward in one action takes the time of both parts."""
         match action.work:
             case Work.FORWARD:
@@ -123,7 +123,7 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
     Raises Stuck where rows wait for each other in a circle.
     """
-    computed = timed(schedule, times)
+    computed = compute_times(schedule, times)
     start, end = computed.start.tolist(), computed.end.tolist()
     slots: list[tuple[Slot, ...]] = []
     for rank, row in enumerate(schedule.rows):
@@ -136,7 +136,7 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
 
 @frozen(eq=False)
-class Timed:
+class CellTimes:
     """When each computing cell begins and ends, and the numbers of these cells in an order that
     can be done.
     """
@@ -152,7 +152,7 @@ _Cells = Iterator[tuple[int, int, int, float, float, float, int, float]]
 their messages, its time, the number of its result, and when its stage's weights are there."""
 
 
-def timed(schedule: Schedule, times: Times) -> Timed:
+def compute_times(schedule: Schedule, times: Times) -> CellTimes:
     """When computing actions begin: each after the actions before it in its row, and after the
     actions that make its inputs.
 
@@ -194,7 +194,7 @@ def timed(schedule: Schedule, times: Times) -> Timed:
             for cell in cell_by_rank.values():
                 values_by_cell[cells.cell(cell)] = cells.value(value)
         raise Stuck(values_by_cell)
-    return Timed(cells, np.array(start), start + columns.takes, order)
+    return CellTimes(cells, np.array(start), start + columns.takes, order)
 
 
 @frozen(eq=False)
@@ -232,14 +232,14 @@ def _make_columns(schedule: Schedule, times: Times) -> _TimedColumns:
     # the time of a message by its value; each gradient goes across the cut before its stage
     crossed = np.array([*cuts, 0.0, 0.0, *cuts, 0.0])
     first, second = cells.needed
-    first_way = cells.elsewhere(first) * crossed[first // schedule.microbatches]
-    second_way = cells.elsewhere(second) * crossed[second // schedule.microbatches]
-    makes = cells.values(made_by)
+    first_way = cells.is_made_elsewhere(first) * crossed[first // schedule.microbatches]
+    second_way = cells.is_made_elsewhere(second) * crossed[second // schedule.microbatches]
+    makes = cells.values(get_result)
     makes[makes == cells.nothing] += 1
     return _TimedColumns(
         cells,
         ways=(first_way, second_way),
-        takes=cells.each(times.of),
+        takes=cells.map_kinds(times.get_time),
         makes=makes,
-        opens=cells.each(lambda action: times.ready[action.stage] if times.ready else 0.0),
+        opens=cells.map_kinds(lambda action: times.ready[action.stage] if times.ready else 0.0),
     )

@@ -205,7 +205,7 @@ def wrong(
     return PlanError([Diagnostic(code, message, span, label, tuple(notes), help)])
 
 
-def located(mistake: Diagnostic, text: str) -> Diagnostic:
+def relocate(mistake: Diagnostic, text: str) -> Diagnostic:
     """The mistake with its places in another text that has the same lines and columns."""
     notes: list[Note] = []
     for note in mistake.notes:

@@ -42,7 +42,7 @@ def load(path: Path, span: Span | None = None, most: int = MAX_BYTES) -> Source:
             message = f"there is no file `{path}`"
             if path.exists():
                 message = f"`{path}` is not a file"
-            raise wrong("E0101", message, place, help="" if span else _meant(path))
+            raise wrong("E0101", message, place, help="" if span else _help_for_path(path))
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
@@ -66,14 +66,14 @@ def _foreign(content: bytes) -> Format | None:
     """The format of a content that is surely neither a plan nor another text that scalec reads;
     else None.
     """
-    format = format_of(Ends.of_bytes(content))
+    format = format_of(Ends.from_content(content))
     # scalec reads some texts in JSON
     if format is None or format.word in ("json", "jsonl"):
         return None
     return format
 
 
-def _meant(path: Path) -> str:
+def _help_for_path(path: Path) -> str:
     """Help where a path is no file: the file in the folder that scalec reads, or the neighbour
     whose name the path misspells.
     """

@@ -16,7 +16,7 @@ SHIPPED = "scalec:"
 """
 
 
-def shipped_files() -> dict[str, Path]:
+def package_files() -> dict[str, Path]:
     """The plans and models that come with scalec, by their names."""
     plans = folder("plans")
     files: dict[str, Path] = {}
@@ -25,15 +25,15 @@ def shipped_files() -> dict[str, Path]:
     return files
 
 
-def shipped_file(name: str) -> Path | None:
+def package_file(name: str) -> Path | None:
     """The file of a name, which may leave out `.scale`; None if nothing of that name comes with
     scalec.
     """
-    files = shipped_files()
+    files = package_files()
     return files.get(name) or files.get(f"{name}.scale")
 
 
-def filled(template: str, *, escaped: bool = False, **values: Any) -> str:
+def fill_template(template: str, *, escaped: bool = False, **values: Any) -> str:
     """A template of `codegen_templates` with these values, `escaped` where it is HTML."""
     import jinja2  # loads slowly, and most commands fill none
 

@@ -11,10 +11,19 @@ from lark import Token, Transformer
 from lark.exceptions import UnexpectedInput
 
 from . import tree
-from .diagnostics import Diagnostic, PlanError, located, wrong
+from .diagnostics import Diagnostic, PlanError, relocate, wrong
 from .lark_parser import parser
 from .limits import check, pairing
-from .recovery import Part, blanked, block_below, entry_around, line_around, offset, unpaired, words
+from .recovery import (
+    Part,
+    blank_out,
+    block_below,
+    entry_around,
+    find_unpaired_part,
+    line_around,
+    offset,
+    words,
+)
 from .source import Source, Span
 from .syntax_errors import explain, explain_habit, place_of
 
@@ -46,14 +55,14 @@ class Read:
 
 def parse_plan(source: Source) -> tree.Plan:
     """The syntax tree of a plan.  Raises PlanError with all its mistakes of syntax."""
-    read = read_plan(source)
+    read = parse_with_mistakes(source)
     if read.mistakes:
         raise PlanError(read.mistakes)
     return read.plan
 
 
 @lru_cache(maxsize=16)
-def read_plan(source: Source) -> Read:
+def parse_with_mistakes(source: Source) -> Read:
     """A plan without the entries that have mistakes of syntax.
 
     Raises PlanError where it is beyond the limits.
@@ -69,7 +78,7 @@ def read_plan(source: Source) -> Read:
             return Read(_builder().parse(source, source.text))
     except (UnexpectedInput, PlanError):
         pass
-    return _Reader(source).read()
+    return _Reader(source).get_result()
 
 
 class _Reader:
@@ -82,7 +91,7 @@ class _Reader:
         self._doubtful: set[str] = set()
         self._in_part: set[str] = set()
 
-    def read(self) -> Read:
+    def get_result(self) -> Read:
         for _ in range(MOST):
             if mistake := pairing(self._left):
                 self._pair(mistake)
@@ -100,14 +109,14 @@ class _Reader:
         """Leaves out the part that does not pair, or the habit of another language that is the
         reason.
         """
-        text, part = self._left.text, unpaired(self._left, mistake)
+        text, part = self._left.text, find_unpaired_part(self._left, mistake)
         error = self._error(text)
         habit = explain_habit(error, self._left) if isinstance(error, UnexpectedInput) else None
         if habit:
             line = block_below(text, line_around(text, offset(habit.span)))
             start, end = line
             has_mistake = start <= offset(mistake.span) < end
-            if has_mistake or not pairing(evolve(self._left, text=blanked(text, line))):
+            if has_mistake or not pairing(evolve(self._left, text=blank_out(text, line))):
                 mistake, part = habit, (min(part[0], start), max(part[1], end))
         self._leave_out(mistake, part)
 
@@ -117,11 +126,11 @@ class _Reader:
         )
 
     def _leave_out(self, mistake: Diagnostic, part: Part) -> None:
-        self._mistakes.append(located(mistake, self._source.text))
+        self._mistakes.append(relocate(mistake, self._source.text))
         unread = words(self._left.text, part)
         self._doubtful |= unread
         self._in_part |= unread
-        self._left = evolve(self._left, text=blanked(self._left.text, part))
+        self._left = evolve(self._left, text=blank_out(self._left.text, part))
 
     def _entry(self, stop: int) -> Part:
         """The entry where the parser stopped; the words of the blocks around it are in doubt."""

@@ -27,7 +27,7 @@ _NAME = re.compile(r"(?<!\w)[A-Za-z_]\w*")
 _COMMENT = re.compile(r"#[^\n]*")
 
 
-def blanked(text: str, part: Part) -> str:
+def blank_out(text: str, part: Part) -> str:
     """The text with spaces in place of a part, but for line ends."""
     start, end = part
     return text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
@@ -59,7 +59,7 @@ def entry_around(text: str, stop: int, stack: Sequence[Any], reach: Callable[[st
     before = text.rfind("\n", start, stop)
     if before > start and text[start:before].strip():
         shorter = start, before
-        if reach(blanked(text, shorter)) > stop:
+        if reach(blank_out(text, shorter)) > stop:
             return shorter
     return start, _end(text, start, stop)
 
@@ -127,14 +127,14 @@ def block_below(text: str, part: Part) -> Part:
 # ---- brackets
 
 
-def unpaired(source: Source, mistake: Diagnostic) -> Part:
+def find_unpaired_part(source: Source, mistake: Diagnostic) -> Part:
     """The part to leave out of a text whose brackets or quotes do not pair: a line if that
     helps, a block, or all.
     """
     text, place = source.text, offset(mistake.span)
     for part in _suspects(text, mistake):
         if text[part[0] : part[1]].strip():
-            next_mistake = pairing(Source(source.path, blanked(text, part)))
+            next_mistake = pairing(Source(source.path, blank_out(text, part)))
             if next_mistake is None or offset(next_mistake.span) > place:
                 return part
     return 0, len(text)

@@ -229,14 +229,14 @@ _FORMS = {
 """How a setting is written whose value is often another one's: of another type, or out of range."""
 
 
-def _folded(word: str) -> str:
+def _fold(word: str) -> str:
     return word.casefold().replace("_", "")
 
 
-_MEANT = {_folded(word): name for name, words in _SETTINGS.items() for word in words.split()}
-_HELP = {_folded(word): help for help, words in _ELSEWHERE.items() for word in words.split()}
+_MEANT = {_fold(word): name for name, words in _SETTINGS.items() for word in words.split()}
+_HELP = {_fold(word): help for help, words in _ELSEWHERE.items() for word in words.split()}
 
-_BY_SECTION = {_folded(word): help for help, words in _SECTIONS.items() for word in words.split()}
+_BY_SECTION = {_fold(word): help for help, words in _SECTIONS.items() for word in words.split()}
 _BY_HEADING = {
     (kind, word): help for (kind, words), help in _HEADINGS.items() for word in words.split()
 }
@@ -251,24 +251,24 @@ _VALUES = {
 }
 
 
-def setting_meant(word: str) -> str:
+def find_setting(word: str) -> str:
     """The plan's name of the setting `word`: another name, or the same."""
-    return _MEANT.get(_folded(word), word)
+    return _MEANT.get(_fold(word), word)
 
 
-def said_elsewhere(word: str) -> str:
+def help_for_setting(word: str) -> str:
     """Where a plan says what other programs have a setting `word` for; "" if that is not known."""
-    return _HELP.get(_folded(word), "")
+    return _HELP.get(_fold(word), "")
 
 
 def help_for_section(word: str) -> str:
     """How a plan says what other programs have a section `word` for; "" if that is not known."""
-    return _BY_SECTION.get(_folded(word)) or said_elsewhere(word)
+    return _BY_SECTION.get(_fold(word)) or help_for_setting(word)
 
 
 def help_for_heading(kind: str, word: str) -> str:
     """The help for an optimizer, a schedule or data called `word`; "" if that is not known."""
-    return _BY_HEADING.get((kind, _folded(word)), "")
+    return _BY_HEADING.get((kind, _fold(word)), "")
 
 
 def help_for_form(key: str) -> str:
@@ -285,7 +285,7 @@ _VALUES_OF = {
 """Values that mean something in one setting."""
 
 
-def value_meant(key: str, word: str) -> str:
+def find_value(key: str, word: str) -> str:
     """The plan's name of the value `word` of the setting `key`: another name, or the same."""
-    name = _VALUES.get(_folded(word), word)
+    name = _VALUES.get(_fold(word), word)
     return _VALUES_OF.get((key, name), name)

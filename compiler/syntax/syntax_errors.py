@@ -66,11 +66,14 @@ def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
         return _strange_character(error, source)
     token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
     if token.type != "$END":
-        return _unexpected(error, token, source)
+        return _explain_token(error, token, source)
     # lark places the end where the last token is
     last = source.span(token.start_pos or 0, token.end_pos or 0)
     return Diagnostic(
-        "E0104", f"expected {_expected(error)}, found the end of the file", last, "after this"
+        "E0104",
+        f"expected {_list_expectations(error)}, found the end of the file",
+        last,
+        "after this",
     )
 
 
@@ -104,11 +107,11 @@ def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
     if character.isprintable():
         words = f"`{character}`"
     help = _head(_before(error)) or _STRANGE.get(character, "")
-    message = f"expected {_expected(error)}, found {words}"
+    message = f"expected {_list_expectations(error)}, found {words}"
     return Diagnostic("E0104", message, source.span(place, place + 1), help=help)
 
 
-def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
+def _explain_token(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
     start = token.start_pos or 0
     span = source.span(start, start + len(token))
     before = _before(error)
@@ -116,7 +119,7 @@ def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnos
         return forgotten
     accepts = _accepts(error)
     help = _help_with_statement(token, before) or _help_with_entry(token, before, accepts)
-    message = f"expected {_expected(error)}, found `{_short(token)}`"
+    message = f"expected {_list_expectations(error)}, found `{_short(token)}`"
     return Diagnostic("E0104", message, span, help=help)
 
 
@@ -236,7 +239,7 @@ def _parser(error: UnexpectedInput) -> Any:
     return parser
 
 
-def _expected(error: UnexpectedInput) -> str:
+def _list_expectations(error: UnexpectedInput) -> str:
     left = set(_accepts(error))
     phrases: list[str] = []
     for terminals, phrase in _PHRASES:

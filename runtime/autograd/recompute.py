@@ -54,7 +54,7 @@ def _make(make: Callable[[], Any]) -> Any:
 _deciding: ContextVar[_Decide] = ContextVar("deciding", default=_make)
 
 
-def decided(make: Callable[[], _T]) -> _T:
+def decide_once(make: Callable[[], _T]) -> _T:
     """The result of `make`, without gradients; in a call that is recomputed, the result of the
     first run.
     """
@@ -62,7 +62,7 @@ def decided(make: Callable[[], _T]) -> _T:
 
 
 @contextmanager
-def _by(decide: _Decide) -> Generator[None]:
+def _decide_by(decide: _Decide) -> Generator[None]:
     before = _deciding.set(decide)
     try:
         yield
@@ -89,13 +89,13 @@ class Call:
         self._function, self._options, self._around = function, options, Around()
         self._operands: list[Any] = []
         for arg in args:
-            self._operands.append(self._held(arg) if isinstance(arg, Tensor) else arg)
-        self._given = _storages(function, args)
+            self._operands.append(self._pack_operand(arg) if isinstance(arg, Tensor) else arg)
+        self._operand_storages = _storages(function, args)
         # the storages of results that share none, and which results they are
         self._results: dict[int, int] = {}
         self._inside = 0
         self._views: list[tuple[int, _Place]] = []
-        self._made: dict[int, Tensor] = {}
+        self._recomputed_tensors: dict[int, Tensor] = {}
         self._decisions: list[Any] = []
 
     @contextmanager
@@ -108,10 +108,13 @@ class Call:
             self._decisions.append(outer(make))
             return self._decisions[-1]
 
-        with saved_tensors_hooks(self.pack, self.unpack), _by(partial(decide, _deciding.get())):
+        with (
+            saved_tensors_hooks(self.pack, self.unpack),
+            _decide_by(partial(decide, _deciding.get())),
+        ):
             yield
 
-    def _held(self, operand: Tensor) -> "_Operand | nn.Parameter":
+    def _pack_operand(self, operand: Tensor) -> "_Operand | nn.Parameter":
         if isinstance(operand, nn.Parameter):
             return operand  # functions may use more of it than its elements
         return _Operand(self._around.pack(operand.detach()), operand.requires_grad)
@@ -127,7 +130,7 @@ class Call:
 
     def pack(self, saved: Tensor) -> Any:
         """While the call runs: a number instead of a tensor that it makes."""
-        if _storage(saved) in self._given:
+        if _storage(saved) in self._operand_storages:
             return self._around.pack(saved)
         self._inside += 1
         return _Ticket(self, self._inside - 1)
@@ -145,22 +148,22 @@ class Call:
         """The tensor that was packed as this; each is asked for once."""
         if not (isinstance(packed, _Ticket) and packed.call is self):
             return self._around.unpack(packed)
-        if packed.number not in self._made:
+        if packed.number not in self._recomputed_tensors:
             self._recompute()
-        return self._made.pop(packed.number)
+        return self._recomputed_tensors.pop(packed.number)
 
     def _recompute(self) -> None:
         """Recomputes the call, as far as it is needed."""
-        self._made.clear()
+        self._recomputed_tensors.clear()
         args: list[Any] = []
         for operand in self._operands:
-            args.append(self._taken(operand) if isinstance(operand, _Operand) else operand)
+            args.append(self._unpack_operand(operand) if isinstance(operand, _Operand) else operand)
         operand_storages = _storages(self._function, args)
 
         def keep(saved: Tensor) -> None:
             if _storage(saved) not in operand_storages:
-                self._made[len(self._made)] = saved.detach()
-                if len(self._made) == self._inside and not self._views:
+                self._recomputed_tensors[len(self._recomputed_tensors)] = saved.detach()
+                if len(self._recomputed_tensors) == self._inside and not self._views:
                     raise _Enough
 
         try:
@@ -168,26 +171,26 @@ class Call:
             with (
                 torch.enable_grad(),
                 saved_tensors_hooks(keep, _unread),
-                _by(lambda _: next(decisions)),
+                _decide_by(lambda _: next(decisions)),
             ):
                 results = _several(self._function(*args, **self._options))
             for number, (i, view) in enumerate(self._views, start=self._inside):
-                self._made[number] = results[i].detach().as_strided(*view)
+                self._recomputed_tensors[number] = results[i].detach().as_strided(*view)
         except _Enough:
             pass
-        assert len(self._made) == self._inside + len(self._views), (
+        assert len(self._recomputed_tensors) == self._inside + len(self._views), (
             "a recomputed call saves other tensors than before"
         )
 
-    def _taken(self, operand: "_Operand") -> Tensor:
-        return self._around.unpack(operand.packed).detach().requires_grad_(operand.wanted)
+    def _unpack_operand(self, operand: "_Operand") -> Tensor:
+        return self._around.unpack(operand.packed).detach().requires_grad_(operand.requires_grad)
 
 
 class _Operand(NamedTuple):
     """A tensor as it is saved, and whether it has a gradient."""
 
     packed: Any
-    wanted: bool
+    requires_grad: bool
 
 
 class _Ticket(NamedTuple):

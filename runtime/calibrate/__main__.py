@@ -64,14 +64,14 @@ def _measure(options: argparse.Namespace) -> None:
         seconds = 2 if device.type == "cpu" else 30
     clock.warm_up(seconds)
     rows = [*calls.rows(wanted["calls"], clock), *calls.update_rows(wanted["updates"], clock)]
-    memory = machine.copied(clock)
+    memory = machine.copy_rate(clock)
     figures = machine.figures(wanted, rows, memory, clock)
     links = Links(wanted, clock, options.most)
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         links.measure()
-        if links.issued and device.type == "cuda":
-            figures["host"]["collective"] = median(links.issued)
+        if links.issue_times and device.type == "cuda":
+            figures["host"]["collective"] = median(links.issue_times)
         dist.destroy_process_group()
     if is_first:
         notes = [

@@ -56,7 +56,7 @@ def rows(calls: Sequence[Json], clock: Clock) -> Iterator[Row]:
         yield from _Call(call, clock).rows(engine)
 
 
-def issued(calls: Sequence[Json], clock: Clock) -> float:
+def median_issue_seconds(calls: Sequence[Json], clock: Clock) -> float:
     """Seconds that the host takes to issue an op: the median of memory-bound ones, each at its
     smallest shapes.
     """
@@ -64,7 +64,7 @@ def issued(calls: Sequence[Json], clock: Clock) -> float:
     for call in calls:
         if call["row"]["table"] == "moved":
             smallest[call["row"]["op"]] = call
-    return median(_Call(call, clock).issued() for call in smallest.values())
+    return median(_Call(call, clock).issue_seconds() for call in smallest.values())
 
 
 def row_of(key: Json, seconds: float) -> Row:
@@ -76,7 +76,7 @@ class _Call:
     """One call, with operands of the shapes that the list says."""
 
     def __init__(self, call: Json, clock: Clock) -> None:
-        self._of, self._clock = call, clock
+        self._description, self._clock = call, clock
         self._function = _function(call)
         self._templates = list[Any]()
         self._warm = list[int]()
@@ -95,14 +95,14 @@ class _Call:
 
         A part's seconds are the difference that it makes to backward.
         """
-        parts = self._of["backward"]
+        parts = self._description["backward"]
         operands_up_to_part = list[list[int]]()
         operands = set[int]()
         for part in parts:
             operands.update(part["wrt"])
             operands_up_to_part.append(sorted(operands))
         forward, _ = self._seconds(sorted(operands))
-        yield row_of(self._of["row"], forward)
+        yield row_of(self._description["row"], forward)
         before = 0.0
         for part, operands_of_part in zip(parts, operands_up_to_part, strict=True):
             _, backward = self._seconds(operands_of_part)
@@ -110,10 +110,10 @@ class _Call:
             yield row_of(part["row"], together - before)
             before = together
 
-    def issued(self) -> float:
+    def issue_seconds(self) -> float:
         """The median of seconds until the host has issued forward."""
         wrt = list[int]()
-        for part in self._of["backward"]:
+        for part in self._description["backward"]:
             wrt.extend(part["wrt"])
         seconds = list[float]()
         for _ in range(REPEATS):
@@ -136,13 +136,13 @@ class _Call:
             results = list[tuple[Any, list[Tensor]]]()
             all_operands = [self._operands(wrt) for _ in range(self._at_once)]
             self._clock.cool()
-            forward += self._clock.each(
-                self._prepared(operands, wrt, results) for operands in all_operands
+            forward += self._clock.seconds_of_calls(
+                self._prepare(operands, wrt, results) for operands in all_operands
             )
             del all_operands
             self._clock.cool()
             if wrt:
-                backward += self._clock.each(
+                backward += self._clock.seconds_of_calls(
                     _backward(*results.pop(), self._clock) for _ in range(len(results))
                 )
         seconds_of_backward = median(backward[self._at_once :]) if wrt else 0.0
@@ -156,7 +156,7 @@ class _Call:
             operands[number].requires_grad_()
         return operands
 
-    def _prepared(
+    def _prepare(
         self, operands: list[Any], wrt: Sequence[int], results: list[tuple[Any, list[Tensor]]]
     ) -> Callable[[], Any]:
         for number in self._warm:
@@ -186,7 +186,7 @@ class _AloneMesh(Mesh):
     def _place(self) -> dict[str, int]:
         return dict.fromkeys(self.axes, 0)
 
-    def _made(self, key: tuple[str, ...]) -> None: ...
+    def _set_group(self, key: tuple[str, ...]) -> None: ...
 
 
 def _operand(description: Json, device: torch.device) -> Any:

@@ -43,7 +43,7 @@ class Clock:
         if self._cuda:
             self._cuda.synchronize()
 
-    def each(self, calls: Iterable[Callable[[], Any]]) -> list[float]:
+    def seconds_of_calls(self, calls: Iterable[Callable[[], Any]]) -> list[float]:
         """The seconds of calls, in their order.
 
         On the GPU, with all of them under way before the first begins, so that it does not wait for
@@ -72,4 +72,4 @@ class Clock:
 
     def median(self, prepare: Prepared, repeats: int = REPEATS) -> float:
         """The median seconds of calls, each with operands of its own."""
-        return median(self.each(prepare() for _ in range(repeats)))
+        return median(self.seconds_of_calls(prepare() for _ in range(repeats)))

@@ -29,7 +29,7 @@ def text(
         if section:
             parts.append(_block(f"[{name}]", section))
     parts += [_block("[[link]]", link) for link in links]
-    parts += [_block(f"[[{table}]]", row) for table, row in _merged(rows)]
+    parts += [_block(f"[[{table}]]", row) for table, row in _merge_rows(rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -37,7 +37,7 @@ def _block(head: str, row: Row) -> str:
     return "\n".join([head, *_lines(row)])
 
 
-def _merged(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
+def _merge_rows(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
     """One row for each key, with its table, sorted."""
     rows_of_key = dict[tuple[Any, ...], list[Row]]()
     for row in rows:

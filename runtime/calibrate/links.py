@@ -34,7 +34,7 @@ class Links:
 
     def __init__(self, wanted: Mapping[str, Any], clock: Clock, most: int) -> None:
         self.rows, self.notes = list[Row](), list[str]()
-        self.issued = list[float]()
+        self.issue_times = list[float]()
         """The seconds in which the host issues each of the smallest collectives; they mean
         something where the device is not the host itself.
         """
@@ -155,7 +155,7 @@ class Links:
             if stop[0] > 0:
                 break
         if size == LEAST and group is not None:
-            self.issued.append(median(issued))
+            self.issue_times.append(median(issued))
         return median(seconds[min(2, len(seconds) - 1) :])
 
     def _slow_nodes(self) -> Iterator[str]:

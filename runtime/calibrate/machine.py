@@ -13,7 +13,7 @@ import torch
 
 from ..errors import RunError
 from . import host
-from .calls import Row, issued
+from .calls import Row, median_issue_seconds
 from .clock import Clock
 
 COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}
@@ -44,13 +44,15 @@ def figures(
 
     scalec ships the figures of GPUs; for a GPU the tables have only the figures that differ.
     """
-    one, rates = torch.ones(1, device=clock.device), _held(rows)
+    one, rates = torch.ones(1, device=clock.device), _product_rates(rows)
     kernel = clock.median(lambda: lambda: one + one, 200)  # seconds of an op on one element
     if clock.device.type == "cuda":
         return {
             "cluster": {"gpu": wanted["gpu"]},
             "gpu": {"kernel": kernel},
-            "host": host.figures(wanted["steps"], clock, lambda: issued(wanted["calls"], clock)),
+            "host": host.figures(
+                wanted["steps"], clock, lambda: median_issue_seconds(wanted["calls"], clock)
+            ),
         }
     gpu = {
         "name": wanted["gpu"],
@@ -65,7 +67,7 @@ def figures(
     return {"gpu": gpu, "host": {"op": 0.0, "collective": 0.0, "synchronous": True}}
 
 
-def _held(rows: Sequence[Row]) -> dict[str, float]:
+def _product_rates(rows: Sequence[Row]) -> dict[str, float]:
     """Operations a second of large products, by element type."""
     rates_of_dtype = dict[str, list[float]]()
     for row in rows:
@@ -75,7 +77,7 @@ def _held(rows: Sequence[Row]) -> dict[str, float]:
     return {dtype: fmean(nlargest(BEST, rates)) for dtype, rates in rates_of_dtype.items()}
 
 
-def copied(clock: Clock) -> float:
+def copy_rate(clock: Clock) -> float:
     """Bytes a second that a large copy reads and writes."""
     source = torch.ones(COPIED[clock.device.type], dtype=torch.uint8, device=clock.device)
     target = torch.empty_like(source)

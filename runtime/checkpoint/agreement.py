@@ -27,7 +27,7 @@ def together(do: Callable[[], _T], name: str = "together", store: Any = None) ->
     return results[0]
 
 
-def of_node(do: Callable[[], str]) -> str:
+def word_of_node(do: Callable[[], str]) -> str:
     """Gives all ranks the word that the first rank of each node makes; rank 0 makes one too.
 
     RunError on all ranks.  All ranks call it.  Where nodes make different words, ranks that make

@@ -21,7 +21,7 @@ from ..state.engine import TrainState
 from ..state.shards import Box
 from .agreement import together
 from .files import Disk
-from .host_copy import copied, host_memory, room
+from .host_copy import copy_boxes, find_lack_of_room, host_memory
 from .index import Identity
 from .saver import Keep, newest, own_boxes, prune, write
 
@@ -101,7 +101,7 @@ class Saver:
         if not self._copies:
             self._run_thread(step, boxes)
             return
-        copies = copied(boxes, self._memory)
+        copies = copy_boxes(boxes, self._memory)
         self._thread = Thread(
             target=self._run_thread, args=(step, copies), name="saver", daemon=True
         )
@@ -113,7 +113,7 @@ class Saver:
         Empty where a node has too little: then training waits for each save.
         """
         size = sum(box.tensor.nbytes for box in boxes.values())
-        if fault := room(size):
+        if fault := find_lack_of_room(size):
             self._copies = False
             self._lines.append(f"training waits for each save, since it cannot be copied: {fault}")
             return {}
@@ -162,16 +162,16 @@ class Saver:
 
     def _run_thread(self, step: int, boxes: Mapping[str, Box]) -> None:
         try:
-            if fault := self._agreed_fault(step, boxes):
+            if fault := self._agree_on_fault(step, boxes):
                 self._fault, self._failed = fault, True
-            elif self._written(step, boxes):
+            elif self._try_to_write(step, boxes):
                 self._prune()
             else:
                 self._failed = True
         except BaseException as error:  # of the main thread, from here on
             self._crash, self._failed = error, True
 
-    def _agreed_fault(self, step: int, boxes: Mapping[str, Box]) -> str:
+    def _agree_on_fault(self, step: int, boxes: Mapping[str, Box]) -> str:
         """Why the state is not worth saving, on any rank."""
         fault = ""
         for key, box in boxes.items():
@@ -181,7 +181,7 @@ class Saver:
         first_fault = next((word for word in meet(_NAME, fault, self._store) if word), "")
         return first_fault and f"step {step} is not saved, since {first_fault}"
 
-    def _written(self, step: int, boxes: Mapping[str, Box]) -> bool:
+    def _try_to_write(self, step: int, boxes: Mapping[str, Box]) -> bool:
         """Tries to write the boxes, several times; whether a try has succeeded."""
         agree = partial(together, name=_NAME, store=self._store)
         for pause in (*self._pauses, None):

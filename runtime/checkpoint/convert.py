@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import RunError, counted, named, reason
+from ..errors import RunError, count_with_noun, quote_first_names, reason
 from ..state.engine import STEP
 from ..state.shards import Box
 from ..state.skips import LossScale
-from .export import Made, held_in, made, put_tensors
+from .export import LazyTensor, find_parts, make_tensor, put_tensors
 from .files import DAMAGE, Disk
 from .hf_weights import HFNames, HFWeight, Places
 from .index import Identity
@@ -124,26 +124,26 @@ def to_torch(saved: Saved, folder: Path, plan: Contents) -> str:
     """
     recorded = saved.tensors()
     plan_tensors = {key: tensor for key, tensor in recorded.items() if not _is_kept(key)}
-    parts_by_tensor = held_in(plan_tensors, plan.places, saved.path)
+    parts_by_tensor = find_parts(plan_tensors, plan.places, saved.path)
     dtypes = {key: (tensor.dtype, plan.dtype(key)) for key, tensor in plan_tensors.items()}
     _check_dtypes(dtypes, saved.path)
-    tensors = dict[str, Made]()
+    tensors = dict[str, LazyTensor]()
     for tensor, parts in parts_by_tensor.items():
-        tensors[tensor] = made(parts, plan.names.dtype, saved)
+        tensors[tensor] = make_tensor(parts, plan.names.dtype, saved)
     for copy, original in plan.copies.items():
         tensors[copy] = tensors[original]
     for key in recorded:
         if _is_kept(key):
-            tensors[key] = _kept(key, saved, recorded)
+            tensors[key] = _make_whole_copy(key, saved, recorded)
     if STEP in recorded:
-        tensors |= dict.fromkeys(plan.steps, _kept(STEP, saved, recorded))
+        tensors |= dict.fromkeys(plan.steps, _make_whole_copy(STEP, saved, recorded))
     if plan.scaled:  # the first scale where the run had none, as in another precision
-        first_scale = dict[str, Made]()
-        for key, value in LossScale(torch.device("cpu")).kept():
-            first_scale[key] = Made(value.nbytes, partial(Tensor.clone, value))
+        first_scale = dict[str, LazyTensor]()
+        for key, value in LossScale(torch.device("cpu")).get_checkpoint_values():
+            first_scale[key] = LazyTensor(value.nbytes, partial(Tensor.clone, value))
         tensors = first_scale | tensors
     put_tensors(folder, tensors, {BESIDE: _beside(saved.run)})
-    return f"wrote {saved} to {folder}: {counted(len(tensors), 'tensor')}"
+    return f"wrote {saved} to {folder}: {count_with_noun(len(tensors), 'tensor')}"
 
 
 def _is_kept(key: str) -> bool:
@@ -151,8 +151,8 @@ def _is_kept(key: str) -> bool:
     return key.startswith("optimizer/") and key.count("/") == 1
 
 
-def _kept(key: str, saved: Saved, recorded: Mapping[str, Tensor]) -> Made:
-    return Made(recorded[key].nbytes, lambda: saved.whole([key])[key])
+def _make_whole_copy(key: str, saved: Saved, recorded: Mapping[str, Tensor]) -> LazyTensor:
+    return LazyTensor(recorded[key].nbytes, lambda: saved.whole([key])[key])
 
 
 # ---- from torch
@@ -171,16 +171,18 @@ def from_torch(source: TorchFolder, target: Path, plan: Contents) -> str:
     for key, (tensors, stored) in plan.places.items():
         keys = [key_of[tensor] for tensor in tensors]
         values = source.read(keys)
-        checkpoint_tensors[key] = stored.of([values[name] for name in keys], plan.shape(key))
+        checkpoint_tensors[key] = stored.to_parameter(
+            [values[name] for name in keys], plan.shape(key)
+        )
     checkpoint_tensors |= source.read([key for key in source_tensors if _is_kept(key)])
     checkpoint_tensors[STEP] = _updates(source, source_tensors, key_of, plan, step)
     boxes = dict[str, Box]()
     for key, value in checkpoint_tensors.items():
-        boxes[key] = Box(key, tuple(value.shape), (0,) * value.ndim, value, own=True)
+        boxes[key] = Box(key, tuple(value.shape), (0,) * value.ndim, value, is_own=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as part:
         write(Path(part), step, boxes, _run_of(source.path), Disk()).rename(target)
-    return f"wrote {source.path} to {target}: {counted(len(checkpoint_tensors), 'tensor')}"
+    return f"wrote {source.path} to {target}: {count_with_noun(len(checkpoint_tensors), 'tensor')}"
 
 
 def _step_of(target: Path) -> int:
@@ -257,7 +259,8 @@ def _check_keys(
         else:
             how = "with weights alone, `train.py --init` begins a run"
         raise RunError(
-            f"{folder.path} lacks {named(weights or lacking)}, which the plan needs: {how}"
+            f"{folder.path} lacks {quote_first_names(weights or lacking)}, which the plan needs:"
+            f" {how}"
         )
     expected = {*needed, *(key_of[name] for name in (*plan.steps, *plan.copies))}
     others = list[str]()
@@ -265,7 +268,7 @@ def _check_keys(
         if key not in expected and not key.startswith(OTHERS) and not _is_kept(key):
             others.append(key)
     if others:
-        raise RunError(f"{folder.path}: the plan does not use {named(others)}")
+        raise RunError(f"{folder.path}: the plan does not use {quote_first_names(others)}")
 
 
 def _check_dtypes(pairs: Mapping[str, tuple[torch.dtype, torch.dtype]], path: Path) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import RunError, named
+from ..errors import RunError, quote_first_names
 from .hf_weights import INDEX, HFNames, HFWeight, Places, safetensors
-from .reader import Saved, opened
+from .reader import Saved, open_saved
 
 LARGEST = 5 * 10**9
 """Bytes of a file, unless a single tensor is larger."""
@@ -33,7 +33,7 @@ class Part:
     stored: HFWeight
     expert: int
 
-    def of(self, values: Mapping[str, Tensor]) -> Tensor:
+    def get_from(self, values: Mapping[str, Tensor]) -> Tensor:
         """The part's values, by the parameters' whole values; `values` are by name."""
         return values[self.name].tensor_split(self.stored.each[1])[self.expert]
 
@@ -43,7 +43,7 @@ class Part:
         return value.numel() % (prod(self.stored.rows(0)[1:]) * head) == 0
 
 
-Held = dict[str, list[Part]]
+PartsByTensor = dict[str, list[Part]]
 """By tensor of the files, the parts of parameters that it holds, one after the other."""
 
 
@@ -51,16 +51,16 @@ def export(path: Path | Saved, folder: Path, names: HFNames) -> None:
     """Writes the parameters of a checkpoint, open or not, into the new `folder`, whole or not
     at all.  RunError.
     """
-    saved = opened(path)
-    parts_by_tensor = held_in(saved.parameters(), names.places, saved.path)
-    tensors = dict[str, Made]()
+    saved = open_saved(path)
+    parts_by_tensor = find_parts(saved.parameters(), names.places, saved.path)
+    tensors = dict[str, LazyTensor]()
     for tensor, parts in parts_by_tensor.items():
-        tensors[tensor] = made(parts, names.dtype, saved)
+        tensors[tensor] = make_tensor(parts, names.dtype, saved)
     put_tensors(folder, tensors)
 
 
 @dataclass(frozen=True)
-class Made:
+class LazyTensor:
     """A tensor to be written: its size in bytes, and a function that makes it when its file is
     written.
     """
@@ -70,7 +70,7 @@ class Made:
 
 
 def put_tensors(
-    folder: Path, tensors: Mapping[str, Made], beside: Mapping[str, str] | None = None
+    folder: Path, tensors: Mapping[str, LazyTensor], beside: Mapping[str, str] | None = None
 ) -> None:
     """Writes safetensors, and files of text `beside` them, into the new `folder`, whole or not
     at all.  RunError.
@@ -118,7 +118,7 @@ def _readable(path: Path) -> Generator[Path]:
     path.chmod(mode)
 
 
-def held_in(recorded: Mapping[str, Tensor], places: Places, path: Path) -> Held:
+def find_parts(recorded: Mapping[str, Tensor], places: Places, path: Path) -> PartsByTensor:
     """The parts that each tensor of the files holds.
 
     RunError unless the checkpoint at `path` has the plan's parameters, in its shapes, and no
@@ -126,11 +126,11 @@ def held_in(recorded: Mapping[str, Tensor], places: Places, path: Path) -> Held:
     """
     lacking = [name for name in places if name not in recorded]
     if lacking:
-        raise RunError(f"{path} lacks {named(lacking)}")
+        raise RunError(f"{path} lacks {quote_first_names(lacking)}")
     others = [name for name in recorded if name not in places]
     if others:
-        raise RunError(f"{path} has {named(others)}, which the plan has not")
-    parts_by_tensor: Held = {}
+        raise RunError(f"{path} has {quote_first_names(others)}, which the plan has not")
+    parts_by_tensor: PartsByTensor = {}
     for name in sorted(recorded, key=_by_number):
         tensors, stored = places[name]
         for expert, tensor in enumerate(tensors):
@@ -139,7 +139,8 @@ def held_in(recorded: Mapping[str, Tensor], places: Places, path: Path) -> Held:
         parts.sort(key=lambda part: part.stored.start)
         if not _fit(parts, recorded):
             raise RunError(
-                f"{path}: {named([part.name for part in parts])}: the plan's shapes are others"
+                f"{path}: {quote_first_names([part.name for part in parts])}:"
+                " the plan's shapes are others"
             )
     return parts_by_tensor
 
@@ -149,8 +150,8 @@ def _fit(parts: list[Part], recorded: Mapping[str, Tensor]) -> bool:
 
     A tensor leaves out a parameter's padding; parameters of experts have none.
     """
-    surplus = sum(part.of(recorded).numel() for part in parts) - prod(parts[0].stored.shape)
-    if not all(part.is_whole(part.of(recorded)) for part in parts):
+    surplus = sum(part.get_from(recorded).numel() for part in parts) - prod(parts[0].stored.shape)
+    if not all(part.is_whole(part.get_from(recorded)) for part in parts):
         return False
     is_of_experts = bool(parts[0].stored.each[0])
     return surplus == 0 if is_of_experts else surplus >= 0
@@ -167,16 +168,16 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return key
 
 
-def made(parts: list[Part], dtype: torch.dtype, saved: Saved) -> Made:
+def make_tensor(parts: list[Part], dtype: torch.dtype, saved: Saved) -> LazyTensor:
     """A tensor of the files, made of parameters in a checkpoint."""
     stored = parts[0].stored
     file_dtype = torch.float32 if stored.wide else dtype
     names = [*dict.fromkeys(part.name for part in parts)]
 
     def make_value() -> Tensor:
-        return _joined(parts, saved.whole(names)).to(file_dtype)
+        return _join_parts(parts, saved.whole(names)).to(file_dtype)
 
-    return Made(prod(stored.shape) * file_dtype.itemsize, make_value)
+    return LazyTensor(prod(stored.shape) * file_dtype.itemsize, make_value)
 
 
 def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
@@ -196,11 +197,11 @@ def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
     return files
 
 
-def _joined(parts: list[Part], values_by_name: Mapping[str, Tensor]) -> Tensor:
+def _join_parts(parts: list[Part], values_by_name: Mapping[str, Tensor]) -> Tensor:
     """A tensor's parts one after the other, without padding."""
     pieces = list[Tensor]()
     for part in parts:
-        value = part.of(values_by_name)
+        value = part.get_from(values_by_name)
         rows = value.reshape(part.stored.rows(value.numel()))
         pieces.append(part.stored.pairs(rows))
     whole, stored = torch.cat(pieces), parts[0].stored

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from ...formats.known import described
+from ...formats.known import get_format_words
 from ..errors import RunError, reason
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -49,12 +49,12 @@ def cores_of_rank() -> int:
     return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def and_is(path: Path) -> str:
+def describe_format(path: Path) -> str:
     """The format of a file that should have another one, as in `: it is a web page (HTML)`.
 
     "" where the format is unknown.
     """
-    format_name = described(path)
+    format_name = get_format_words(path)
     if not format_name or format_name.endswith(_EXPECTED_FORMATS):
         return ""
     return f": it is {format_name}"
@@ -75,19 +75,19 @@ def is_within(name: str) -> bool:
     )
 
 
-def natural(value: Any) -> int:
+def to_natural(value: Any) -> int:
     """A value of JSON that is a count.  ValueError where it is none."""
     if type(value) is not int or value < 0:
         raise ValueError
     return value
 
 
-def shape(value: Any) -> tuple[int, ...]:
+def to_shape(value: Any) -> tuple[int, ...]:
     """The shape of a tensor, or its offsets in another, from a list of JSON.
 
     ValueError, also where no memory could hold such a tensor.
     """
-    sizes = tuple(map(natural, value))
+    sizes = tuple(map(to_natural, value))
     if len(sizes) > _DIMS or prod(max(size, 1) for size in sizes) > _ELEMENTS:
         raise ValueError
     return sizes
@@ -113,7 +113,7 @@ class Disk:
         shutil.rmtree(folder)
 
 
-def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
+def write_durably(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
     """Writes a new file that is on the disk when this returns.  OSError."""
     with naming(path), path.open("wb") as file:
         for chunk in chunks:
@@ -122,7 +122,7 @@ def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
         disk.sync(file.fileno())
 
 
-def settle(folder: Path, disk: Disk) -> None:
+def sync_folder(folder: Path, disk: Disk) -> None:
     """Returns when the names in a folder are on the disk: new, renamed and removed files.
 
     OSError.

@@ -6,15 +6,15 @@ Non-goals: reading weights (`hf_weights`).
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from ...formats.known import described
-from ..errors import RunError, named
+from ...formats.known import get_format_words
+from ..errors import RunError, quote_first_names
 
 Shape = tuple[int, ...]
 
 
 def unreadable(file: Path, error: Exception) -> RunError:
     """The error of a file that is no safetensors."""
-    format_name = described(file)
+    format_name = get_format_words(file)
     if not format_name:
         return RunError(f"cannot read weights from {file}: {error}")
     advice: tuple[str, ...] = ()
@@ -34,30 +34,34 @@ def missing(folder: Path) -> RunError:
         if name.startswith("pytorch_model") or name.endswith((".pth", ".pt")):
             pickles.append(name)
     if len(weights) == 1:
-        return _unread(
+        return _make_error(
             folder,
-            f"it has {named(weights)} in place of `model.safetensors`",
+            f"it has {quote_first_names(weights)} in place of `model.safetensors`",
             "name that file by --init",
         )
     if weights:
         lacks = "`model.safetensors.index.json`, which says where each tensor is"
-        return _unread(
-            folder, f"it has {named(weights)}, and lacks {lacks}", "download that file, too"
+        return _make_error(
+            folder,
+            f"it has {quote_first_names(weights)}, and lacks {lacks}",
+            "download that file, too",
         )
     if pickles:
-        return _unread(
-            folder, f"it has {named(pickles)} and no safetensors", *_to_safetensors(folder)
+        return _make_error(
+            folder,
+            f"it has {quote_first_names(pickles)} and no safetensors",
+            *_to_safetensors(folder),
         )
     if any(name.startswith(("step-", "rank-")) or name == "checkpoints" for name in names):
         advice = (
             "write a model's files by `train.py --export DIR`, or go on with the run by --resume"
         )
-        return _unread(folder, "it has checkpoints of a run, and no model.safetensors", advice)
-    content = named(names) if names else "nothing"
-    return _unread(folder, f"it has no model.safetensors: there is {content}")
+        return _make_error(folder, "it has checkpoints of a run, and no model.safetensors", advice)
+    content = quote_first_names(names) if names else "nothing"
+    return _make_error(folder, f"it has no model.safetensors: there is {content}")
 
 
-def _unread(folder: Path, why: str, *advice: str) -> RunError:
+def _make_error(folder: Path, why: str, *advice: str) -> RunError:
     return RunError(f"cannot read weights from {folder}: {why}", *advice)
 
 
@@ -80,17 +84,17 @@ def lacking_names(
     `shapes` are the shapes of all tensors that the plan needs, `file_shapes` the shapes of the
     tensors in the files.
     """
-    params = named([*dict.fromkeys(lacking.values())])
-    line = f"{path} has no {named([*lacking])}, which the plan needs for {params}"
+    params = quote_first_names([*dict.fromkeys(lacking.values())])
+    line = f"{path} has no {quote_first_names([*lacking])}, which the plan needs for {params}"
     if prefix := _prefix_of_files(lacking, file_shapes):
         why = (
             f"its names are the plan's behind the prefix `{prefix}`; without it they are the"
             " plan's:"
         )
-        return RunError(line, why, *_renamed(path, f"name.removeprefix({prefix!r})"))
+        return RunError(line, why, *_advise_renaming(path, f"name.removeprefix({prefix!r})"))
     if prefix := _prefix_of_plan(lacking, file_shapes):
         why = f"its names lack the prefix `{prefix}` of the plan's; with it they are the plan's:"
-        return RunError(line, why, *_renamed(path, f"{prefix!r} + name"))
+        return RunError(line, why, *_advise_renaming(path, f"{prefix!r} + name"))
     (first, head), *others = lacking.items()
     twins = list[str]()
     for name, shape in file_shapes.items():
@@ -125,7 +129,7 @@ def _prefix_of_plan(lacking: Collection[str], file_names: Collection[str]) -> st
     return ""
 
 
-def _renamed(path: Path, name: str) -> tuple[str, ...]:
+def _advise_renaming(path: Path, name: str) -> tuple[str, ...]:
     return (
         "from safetensors.torch import load_file, save_file",
         f"save_file({{{name}: value for name, value in load_file({str(path)!r}).items()}},"

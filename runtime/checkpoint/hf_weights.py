@@ -25,11 +25,11 @@ from ..comm import c10d
 from ..comm.mesh import Mesh
 from ..comm.store import job_store, meet
 from ..comm.witness import rank_of_previous_node
-from ..errors import RunError, named
+from ..errors import RunError, quote_first_names
 from ..state.engine import TrainState
 from ..state.parameters import Spec
 from .agreement import together
-from .files import DAMAGE, and_is, cores_of_rank, index_of, is_within, size_of
+from .files import DAMAGE, cores_of_rank, describe_format, index_of, is_within, size_of
 from .foreign_weights import lacking_names, missing, unreadable
 
 INDEX = "model.safetensors.index.json"
@@ -83,12 +83,12 @@ class HFWeight:
                 tuples[key] = tuple(fields[key])
         return cls(**{**fields, **tuples})
 
-    def named(self, indices: Sequence[int]) -> tuple[str, ...]:
+    def get_tensor_names(self, indices: Sequence[int]) -> tuple[str, ...]:
         """The names of the tensors of one repetition."""
         index_of, (dim, count) = dict(zip("ij", indices, strict=False)), self.each
-        return tuple(self._named({**index_of, dim: number}) for number in range(count))
+        return tuple(self._fill_in({**index_of, dim: number}) for number in range(count))
 
-    def _named(self, index_of: Mapping[str, int]) -> str:
+    def _fill_in(self, index_of: Mapping[str, int]) -> str:
         def evaluate(braces: re.Match[str]) -> str:
             total = 0
             for term in braces[1].split("+"):
@@ -107,7 +107,7 @@ class HFWeight:
         columns = shape[1:]
         return (count // prod(columns), *columns)
 
-    def of(self, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    def to_parameter(self, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
         """A parameter of this shape, made of the whole tensors that hold it; rows after their last
         are padding, and 0.
         """
@@ -168,7 +168,7 @@ class HFNames:
         for pattern, stored in self.stored.items():
             template = pattern.replace("*", "{}")
             for indices in product(*map(range, self._counts(pattern))):
-                places[template.format(*indices)] = stored.named(indices), stored
+                places[template.format(*indices)] = stored.get_tensor_names(indices), stored
         return places
 
     def _counts(self, pattern: str) -> Iterator[int]:
@@ -177,16 +177,16 @@ class HFNames:
         return (self.repeats[".*".join(paths[:depth])] for depth in range(1, len(paths)))
 
 
-_Taken = tuple[str, list[list[int]], str]
+_Reading = tuple[str, list[list[int]], str]
 """A part of a tensor that a rank has read: the tensor's name, the start and the stop along each
 dim, the hash of the values.
 """
 
 
-class _Noted:
+class _NotingSlice:
     """A tensor of a file that notes each part that is read."""
 
-    def __init__(self, view: Any, tensor: str, readings: list[_Taken]) -> None:
+    def __init__(self, view: Any, tensor: str, readings: list[_Reading]) -> None:
         self._view, self._tensor, self._taken = view, tensor, readings
 
     def __getitem__(self, wanted: tuple[slice, ...]) -> Tensor:
@@ -203,9 +203,9 @@ class Reader:
     """
 
     def __init__(self, path: Path, names: HFNames) -> None:
-        self._path, self._file_of = path, _opened(path)
-        self._taken: list[_Taken] | None = None
-        prefix = self._left_out(names)
+        self._path, self._file_of = path, _open_files(path)
+        self._taken: list[_Reading] | None = None
+        prefix = self._find_omitted_prefix(names)
         self._places = dict[str, tuple[tuple[str, ...], HFWeight]]()
         for name, (tensors, stored) in names.places.items():
             file_names = tuple(tensor.removeprefix(prefix) for tensor in tensors)
@@ -214,10 +214,10 @@ class Reader:
         self._cut = set[str]()
         for tensors, stored in self._places.values():
             for tensor in tensors:
-                if note := self._compared(tensor, stored):
+                if note := self._compare_shape(tensor, stored):
                     self._cut.add(note)
 
-    def _left_out(self, names: HFNames) -> str:
+    def _find_omitted_prefix(self, names: HFNames) -> str:
         """The prefix that names of a model without its head lack, as GPT-2's `transformer.`."""
         first, *others = {stored.tensor.partition(".")[0] for stored in names.stored.values()}
         prefix = f"{first}."
@@ -244,7 +244,7 @@ class Reader:
             if is_foreign and not self._is_copy(tensor, param_of):
                 unused.append(tensor)
         if unused:
-            raise RunError(f"{self._path}: the plan does not use {named(unused)}")
+            raise RunError(f"{self._path}: the plan does not use {quote_first_names(unused)}")
 
     def _is_copy(self, name: str, used: Iterable[str]) -> bool:
         """Whether a matrix equals one that the plan uses, as a head beside the embedding that
@@ -266,14 +266,14 @@ class Reader:
     def _slice(self, tensor: str) -> Any:
         return self._file_of[tensor].get_slice(tensor)
 
-    def _noted(self, tensor: str) -> Any:
+    def _get_noting_slice(self, tensor: str) -> Any:
         """The same slice; where there are several nodes, it notes the parts that are read."""
         view = self._slice(tensor)
         if self._taken is None:
             return view
-        return _Noted(view, tensor, self._taken)
+        return _NotingSlice(view, tensor, self._taken)
 
-    def _compared(self, tensor: str, stored: HFWeight) -> str:
+    def _compare_shape(self, tensor: str, stored: HFWeight) -> str:
         """The words for the part that the plan takes of a longer tensor, else "".
 
         RunError if the tensor differs in any other way.
@@ -324,7 +324,7 @@ class Reader:
         together(lambda: self._check_taken(readings, digests, other))
 
     def _check_taken(
-        self, readings: Sequence[_Taken], digests: Mapping[tuple[str, str], str], other: str
+        self, readings: Sequence[_Reading], digests: Mapping[tuple[str, str], str], other: str
     ) -> None:
         """RunError unless all parts that another rank has taken are the same here.
 
@@ -349,14 +349,14 @@ class Reader:
         """
         tensors, stored = self._places[name]
         if len(tensors) == 1:
-            return _part(self._noted(tensors[0]), stored, spec, mesh)
+            return _part(self._get_noting_slice(tensors[0]), stored, spec, mesh)
         rows, cut = spec.shape[0] // len(tensors), int(spec.shape[0] == len(tensors))
         first, count = (size // rows for size in (spec.offsets(mesh)[0], spec.local_shape(mesh)[0]))
         split = {dim - cut: axes for dim, axes in spec.split.items() if dim}
         expert_spec = Spec((rows, *spec.shape[1:])[cut:], split, spec.init)
         parts = list[Tensor]()
         for tensor in tensors[first : first + count]:
-            parts.append(_part(self._noted(tensor), stored, expert_spec, mesh))
+            parts.append(_part(self._get_noting_slice(tensor), stored, expert_spec, mesh))
         return torch.cat(parts).reshape(spec.local_shape(mesh))
 
 
@@ -388,7 +388,7 @@ def _kind(view: Any) -> tuple[object, ...]:
     return *view.get_shape(), view.get_dtype()
 
 
-def _opened(path: Path) -> dict[str, Any]:
+def _open_files(path: Path) -> dict[str, Any]:
     """The tensors at a path, each with the open file that holds it."""
     package = safetensors()
     file_of: dict[str, Any] = {}
@@ -402,7 +402,7 @@ def _opened(path: Path) -> dict[str, Any]:
             raise unreadable(file, error) from None
         twice = file_of.keys() & opened.keys()
         if twice:
-            raise RunError(f"{path}: more than one file has {named(sorted(twice))}")
+            raise RunError(f"{path}: more than one file has {quote_first_names(sorted(twice))}")
         file_of |= dict.fromkeys(opened.keys(), opened)
     return file_of
 
@@ -417,9 +417,13 @@ def _files(path: Path) -> list[Path]:
         names = sorted(set(json.loads(data)["weight_map"].values()))
         outside = [name for name in names if not is_within(name)]
     except DAMAGE:
-        raise RunError(f"{index} is damaged, or no index of weights{and_is(index)}") from None
+        raise RunError(
+            f"{index} is damaged, or no index of weights{describe_format(index)}"
+        ) from None
     if outside:
-        raise RunError(f"{index} names {named(outside)}, which cannot be a file in its folder")
+        raise RunError(
+            f"{index} names {quote_first_names(outside)}, which cannot be a file in its folder"
+        )
     return [path / name for name in names]
 
 
@@ -432,7 +436,9 @@ def _part(view: Any, stored: HFWeight, spec: Spec, mesh: Mesh) -> Tensor:
     whole_shape = stored.rows(prod(spec.shape))
     offsets, sizes = list(spec.offsets(mesh)), spec.local_shape(mesh)
     stretches, shape = list[slice](), list[int]()
-    for size, (first, *others) in zip(whole_shape, _grouped(spec.shape, whole_shape), strict=True):
+    for size, (first, *others) in zip(
+        whole_shape, _group_dims(spec.shape, whole_shape), strict=True
+    ):
         unit = size // spec.shape[first]
         start = offsets[first] * unit
         stretches.append(slice(start, start + sizes[first] * unit))
@@ -454,7 +460,7 @@ def _rows(view: Any, stored: HFWeight, rows: slice, *columns: slice) -> Tensor:
     return torch.cat([values, padding])
 
 
-def _grouped(shape: tuple[int, ...], into: tuple[int, ...]) -> list[list[int]]:
+def _group_dims(shape: tuple[int, ...], into: tuple[int, ...]) -> list[list[int]]:
     """The dims that make up each stored dim: (4, 16, 64) makes (64, 64) by [[0, 1], [2]]."""
     groups, dims = list[list[int]](), list(range(len(shape)))
     for size in into:

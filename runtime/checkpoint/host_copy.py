@@ -21,7 +21,7 @@ _ALIGNED = 64  # bytes
 _GROUP = Path("/sys/fs/cgroup")
 
 
-def room(size: int) -> str:
+def find_lack_of_room(size: int) -> str:
     """Why some node has no room for its ranks' copies; "" if all nodes have.
 
     This rank's copy takes `size` bytes.  Collective.
@@ -96,7 +96,7 @@ def pin(memory: Tensor) -> str:
     return cuda.cudaGetErrorString(error)
 
 
-def copied(boxes: Mapping[str, Box], memory: Mapping[str, Tensor]) -> dict[str, Box]:
+def copy_boxes(boxes: Mapping[str, Box], memory: Mapping[str, Tensor]) -> dict[str, Box]:
     """The boxes with copies of their tensors in `memory`; returns when all are copied."""
     for name, box in boxes.items():
         memory[name].copy_(box.tensor.detach(), non_blocking=True)

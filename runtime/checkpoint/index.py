@@ -17,7 +17,7 @@ import torch
 
 from ..errors import RunError
 from ..state.shards import Box, Extent, Shape, fault
-from .files import DAMAGE, is_within, natural, shape
+from .files import DAMAGE, is_within, to_natural, to_shape
 from .hf_weights import DTYPES
 from .tensor_file import NAMES, Stamp
 
@@ -64,7 +64,7 @@ class Index:
     run: Identity = field(default_factory=dict[str, Any])
 
 
-def of(step: int, file: str, boxes: Mapping[str, Box], stamp: Stamp) -> Index:
+def make_index(step: int, file: str, boxes: Mapping[str, Box], stamp: Stamp) -> Index:
     """The index of one file, with the boxes by their names in it."""
     parts_of: dict[str, list[Part]] = {}
     box_of = {box.key: box for box in boxes.values()}
@@ -77,7 +77,7 @@ def of(step: int, file: str, boxes: Mapping[str, Box], stamp: Stamp) -> Index:
     return Index(step, entries, {file: stamp})
 
 
-def merged(indices: Sequence[Index]) -> Index:
+def merge(indices: Sequence[Index]) -> Index:
     """The index of a whole checkpoint, from the indices of its ranks' parts.
 
     Asserts that the parts are of one checkpoint.
@@ -89,11 +89,11 @@ def merged(indices: Sequence[Index]) -> Index:
         files |= index.files
         for key, entry in index.tensors.items():
             shares.setdefault(key, []).append(entry)
-    tensors = {key: _joined(key, entries) for key, entries in shares.items()}
+    tensors = {key: _join_entries(key, entries) for key, entries in shares.items()}
     return Index(steps.pop(), tensors, files)
 
 
-def _joined(key: str, entries: Sequence[Entry]) -> Entry:
+def _join_entries(key: str, entries: Sequence[Entry]) -> Entry:
     kinds, parts = set[tuple[Shape, torch.dtype]](), list[Part]()
     for entry in entries:
         kinds.add((entry.shape, entry.dtype))
@@ -102,7 +102,7 @@ def _joined(key: str, entries: Sequence[Entry]) -> Entry:
     return Entry(*kinds.pop(), tuple(parts))
 
 
-def faults(index: Index, keys: Iterable[str]) -> str:
+def find_fault(index: Index, keys: Iterable[str]) -> str:
     """The first of these tensors whose parts are not all of it, and why; "" if there is none."""
     for key in keys:
         entry = index.tensors[key]
@@ -111,13 +111,15 @@ def faults(index: Index, keys: Iterable[str]) -> str:
     return ""
 
 
-def text(index: Index) -> bytes:
+def to_json(index: Index) -> bytes:
     """The index as JSON."""
     tensors = {key: _fields_of_entry(entry) for key, entry in index.tensors.items()}
     files = dict[str, dict[str, Any]]()
     for name, stamp in index.files.items():
         files[name] = {"bytes": stamp.size, "blake2b": stamp.blake2b}
-    return hashed({"step": index.step, "run": {**index.run}, "tensors": tensors, "files": files})
+    return to_hashed_json(
+        {"step": index.step, "run": {**index.run}, "tensors": tensors, "files": files}
+    )
 
 
 def _fields_of_entry(entry: Entry) -> dict[str, Any]:
@@ -135,7 +137,7 @@ def _fields_of_entry(entry: Entry) -> dict[str, Any]:
     return {"shape": entry.shape, "dtype": NAMES[entry.dtype], "boxes": boxes}
 
 
-def hashed(content: Mapping[str, Any]) -> bytes:
+def to_hashed_json(content: Mapping[str, Any]) -> bytes:
     """The content as JSON, behind the format, its version and the hash of all but the hash
     itself.
     """
@@ -148,7 +150,7 @@ def _hash_of(after_hash: bytes) -> bytes:
     return blake2b(_OPENING + after_hash, digest_size=_DIGITS // 2).hexdigest().encode()
 
 
-def parsed(data: bytes) -> Index:
+def parse(data: bytes) -> Index:
     """The index that JSON of `text` describes.
 
     RunError if the data is no such JSON, has changed since, or is of another version.
@@ -180,30 +182,30 @@ def _check_text(content: Any, data: bytes) -> None:
 def _index(content: Any) -> Index:
     files = dict[str, Stamp]()
     for name, fields in content["files"].items():
-        files[name] = Stamp(natural(fields["bytes"]), str(fields["blake2b"]))
+        files[name] = Stamp(to_natural(fields["bytes"]), str(fields["blake2b"]))
     # all files lie in the checkpoint's own folder
     if any("/" in name or not is_within(name) for name in files):
         raise ValueError
     tensors = {key: _entry(fields, files) for key, fields in content["tensors"].items()}
     # earlier versions had no settings of a run
-    return Index(natural(content["step"]), tensors, files, _run(content.get("run", {})))
+    return Index(to_natural(content["step"]), tensors, files, _run(content.get("run", {})))
 
 
 def _run(settings: Any) -> Identity:
     if not all(isinstance(value, str | int | float | None) for value in settings.values()):
         raise ValueError
-    natural(settings.get("global_batch", 0))  # a run that goes on computes with it
+    to_natural(settings.get("global_batch", 0))  # a run that goes on computes with it
     return settings
 
 
 def _entry(fields: Any, files: Mapping[str, Stamp]) -> Entry:
-    sizes = shape(fields["shape"])
+    sizes = to_shape(fields["shape"])
     parts = tuple(_part(box, len(sizes), files) for box in fields["boxes"])
     return Entry(sizes, DTYPES[fields["dtype"]], parts)
 
 
 def _part(fields: Any, dims: int, files: Mapping[str, Stamp]) -> Part:
-    extent, file = Extent(shape(fields["offset"]), shape(fields["size"])), fields["file"]
+    extent, file = Extent(to_shape(fields["offset"]), to_shape(fields["size"])), fields["file"]
     if not len(extent.offset) == len(extent.size) == dims or file not in files:
         raise ValueError
     return Part(extent, file, str(fields["name"]))

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import RunError, named
+from ..errors import RunError, quote_first_names
 from ..state.shards import Box, common_shape, pieces, whole
 from . import index, tensor_file
-from .files import DAMAGE, and_is, cores_of_rank, index_of, natural
+from .files import DAMAGE, cores_of_rank, describe_format, index_of, to_natural
 from .index import PADDED_ROWS, Identity
 
 INDEX = "index.json"
@@ -71,9 +71,9 @@ class Saved:
     def whole(self, keys: Sequence[str]) -> dict[str, Tensor]:
         """Whole tensors, which this checkpoint must have, by key."""
         self._check_parts(keys)
-        return {key: self._joined(self._index.tensors[key]) for key in keys}
+        return {key: self._join_parts(self._index.tensors[key]) for key in keys}
 
-    def _joined(self, entry: index.Entry) -> Tensor:
+    def _join_parts(self, entry: index.Entry) -> Tensor:
         parts = [(part.extent, self._tensor(part, entry.dtype)) for part in entry.parts]
         # made after the parts are checked, so that it takes no more memory than they have
         joined = torch.empty(entry.shape, dtype=entry.dtype)
@@ -90,7 +90,7 @@ class Saved:
         with ThreadPoolExecutor(max(1, min(cores_of_rank(), len(names)))) as pool:
             self._files.update(zip(names, pool.map(self._read, names), strict=True))
 
-    def checked(self) -> None:
+    def mark_checked(self) -> None:
         """Says that ranks have checked all files, so that none is hashed again."""
         self._is_checked = True
 
@@ -107,7 +107,7 @@ class Saved:
         """
         try:
             setting: Mapping[str, Any] = json.loads(str(self.run.get(PADDED_ROWS, "{}")))
-            saved_rows = {str(name): natural(rows) for name, rows in setting.items()}
+            saved_rows = {str(name): to_natural(rows) for name, rows in setting.items()}
         except DAMAGE:
             raise RunError(
                 f"{self.path / INDEX} is damaged: its run's `{PADDED_ROWS}` is no JSON of numbers"
@@ -138,7 +138,7 @@ class Saved:
         keys = list(dict.fromkeys(box.key for box in boxes))
         missing = [key for key in keys if key not in self._index.tensors]
         if missing:
-            raise RunError(f"{self.path} lacks {named(missing)}: {_MODEL}")
+            raise RunError(f"{self.path} lacks {quote_first_names(missing)}: {_MODEL}")
         for box in boxes:
             entry = self._index.tensors[box.key]
             fits = common_shape(entry.shape, box.shape) is not None or self._is_repadded(box)
@@ -152,7 +152,7 @@ class Saved:
 
     def _check_parts(self, keys: Sequence[str]) -> None:
         """RunError unless the parts of each of these tensors are all of it."""
-        if fault := index.faults(self._index, keys):
+        if fault := index.find_fault(self._index, keys):
             raise RunError(f"{self.path / INDEX}: {fault}")
 
     def copies(self, boxes: Iterable[Box]) -> list[tuple[Tensor, Tensor]]:
@@ -172,9 +172,9 @@ class Saved:
         for part in entry.parts:
             for source, target in product(pieces(part.extent, entry.shape, common), targets):
                 if shared := source.extent.overlap(target.extent):
-                    piece = source.of(self._tensor(part, entry.dtype))
+                    piece = source.get_view(self._tensor(part, entry.dtype))
                     values = piece[shared.within(source.extent)]
-                    yield target.of(box.tensor)[shared.within(target.extent)], values
+                    yield target.get_view(box.tensor)[shared.within(target.extent)], values
 
     def _rows(self, box: Box, entry: index.Entry) -> Iterator[tuple[Tensor, Tensor]]:
         """Copies for the rows that both have; rows that the plan alone has are padding, and 0."""
@@ -203,7 +203,7 @@ class Saved:
         )
 
 
-def opened(saved: Path | Saved) -> Saved:
+def open_saved(saved: Path | Saved) -> Saved:
     """Opens a checkpoint that is not open yet.  RunError."""
     if isinstance(saved, Saved):
         return saved
@@ -222,9 +222,9 @@ def _index_of(path: Path) -> tuple[index.Index, str]:
         raise RunError(f"{path} is of torch.distributed.checkpoint: {how}")
     data = index_of(file)
     try:
-        parsed_index = index.parsed(data)
+        parsed_index = index.parse(data)
     except RunError as error:
-        raise RunError(f"{file} {error}{and_is(file)}") from None
+        raise RunError(f"{file} {error}{describe_format(file)}") from None
     name = folder_name(parsed_index.step)
     if path.name != name:
         raise RunError(f"{path} holds step {parsed_index.step}: it was saved as {name}")

@@ -19,18 +19,18 @@ from pathlib import Path
 
 from ..comm import c10d
 from ..comm.store import meet
-from ..errors import RunError, named, reason
+from ..errors import RunError, quote_first_names, reason
 from ..state.engine import TrainState
 from ..state.shards import Box
-from ..state.skips import Held, Losses, LossScale
+from ..state.skips import Losses, LossScale, UpdateHold
 from . import index, tensor_file
 from .agreement import anywhere, together
-from .files import Disk, put, settle
+from .files import Disk, sync_folder, write_durably
 from .index import Identity
-from .reader import INDEX, Saved, folder_name, opened
+from .reader import INDEX, Saved, folder_name, open_saved
 
 _NAMED = 4  # checkpoints in a line
-ADAPTED = (*LossScale.KEYS, *Losses.KEYS, *Held.KEYS)
+ADAPTED = (*LossScale.KEYS, *Losses.KEYS, *UpdateHold.KEYS)
 """Keys of state that a run can begin anew, as when it goes on with another precision, or watches
 other things.
 """
@@ -45,12 +45,12 @@ class Keep:
     newest: int = 2
     every: int = 0
 
-    def gone(self, paths: Sequence[Path]) -> list[Path]:
+    def find_old(self, paths: Sequence[Path]) -> list[Path]:
         """The paths to remove of all, oldest first."""
         old_paths = paths[: -self.newest]
         if not self.every:
             return [*old_paths]
-        return [path for path in old_paths if finished_steps(path) % self.every]
+        return [path for path in old_paths if get_finished_steps(path) % self.every]
 
 
 def save(
@@ -76,7 +76,7 @@ def own_boxes(state: TrainState) -> dict[str, Box]:
     """The boxes that this rank writes, by their names in its file."""
     boxes = dict[str, Box]()
     for box in state.boxes():
-        if box.own and box.tensor.numel():
+        if box.is_own and box.tensor.numel():
             boxes[box.name] = box
     return boxes
 
@@ -98,7 +98,7 @@ def write(
     rank, world = c10d.place()
     saving = _Saving(folder / folder_name(step), step, boxes, rank, world, disk, run, allowed)
     for stage in (saving.prepare, saving.write, saving.publish):
-        agree(partial(saving.told, stage))
+        agree(partial(saving.run_stage, stage))
     return saving.target
 
 
@@ -106,7 +106,7 @@ def prune(folder: Path, keep: Keep, disk: Disk) -> None:
     """Has rank 0 remove old checkpoints.  RunError or OSError."""
     if c10d.place()[0] > 0:
         return
-    for old in keep.gone(checkpoints(folder)):
+    for old in keep.find_old(checkpoints(folder)):
         gone = old.with_suffix(".tmp")  # renamed first: no checkpoint is ever there in part
         disk.rename(old, gone)
         disk.remove(gone)
@@ -122,14 +122,14 @@ def load(
     one that the state has no use for is ignored.  RunError, on all ranks and before anything is
     changed, where one cannot read what it needs.
     """
-    saved, boxes = together(lambda: _opened(path, [*state.boxes()], padded_rows or {}))
+    saved, boxes = together(lambda: _open_for_boxes(path, [*state.boxes()], padded_rows or {}))
     keys = [key for key in saved.tensors() if key not in ADAPTED]
     box_keys = {box.key for box in boxes}
     # a tensor is used if a rank fills a box from it
     used = anywhere([key in box_keys for key in keys])
     extra = [key for key, is_used in zip(keys, used, strict=True) if not is_used]
     if extra:
-        raise RunError(f"{path} has {named(extra)}, which the plan has not")
+        raise RunError(f"{path} has {quote_first_names(extra)}, which the plan has not")
     for target, source in together(lambda: saved.copies(boxes)):
         target.copy_(source)
     saved.close()
@@ -141,7 +141,7 @@ def newest(folder: Path) -> Path | None:
     return next(reversed(checkpoints(folder)), None)
 
 
-def finished_steps(path: Path) -> int:
+def get_finished_steps(path: Path) -> int:
     """The number of steps that a checkpoint has finished."""
     return int(path.name.removeprefix("step-"))
 
@@ -149,7 +149,7 @@ def finished_steps(path: Path) -> int:
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     paths = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    return sorted(paths, key=finished_steps)
+    return sorted(paths, key=get_finished_steps)
 
 
 def newest_whole(folder: Path) -> tuple[Saved | None, list[str]]:
@@ -171,10 +171,10 @@ def newest_whole(folder: Path) -> tuple[Saved | None, list[str]]:
         )
     notes = list[str]()
     for path in reversed(paths):
-        saved, rank_fault = _checked(path)
+        saved, rank_fault = _check_own_part(path)
         fault = "; ".join(word for word in meet("whole", rank_fault) if word)
         if saved and not fault:
-            saved.checked()
+            saved.mark_checked()
             return saved, notes
         notes.append(f"{path} is damaged: {fault}")
     if notes:
@@ -189,7 +189,7 @@ def set_aside(folder: Path, step: int) -> list[str]:
     """
     lines = list[str]()
     for path in checkpoints(folder):
-        if finished_steps(path) > step:
+        if get_finished_steps(path) > step:
             lines.append(f"{path} is not used: it is now {_set_aside(path).name}")
     return lines
 
@@ -202,7 +202,7 @@ def _set_aside(path: Path) -> Path:
     return path.rename(aside)
 
 
-def _checked(path: Path) -> tuple[Saved | None, str]:
+def _check_own_part(path: Path) -> tuple[Saved | None, str]:
     """A checkpoint and "", or None and the fault of its index or this rank's part of its files."""
     try:
         saved = Saved(path)
@@ -212,11 +212,11 @@ def _checked(path: Path) -> tuple[Saved | None, str]:
     return saved, ""
 
 
-def _opened(
+def _open_for_boxes(
     path: Path | Saved, boxes: list[Box], padded_rows: Mapping[str, int]
 ) -> tuple[Saved, list[Box]]:
     """A checkpoint, and the boxes that it can fill."""
-    saved = opened(path)
+    saved = open_saved(path)
     saved.repad(padded_rows)
     saved_tensors = saved.tensors()
     to_fill = [box for box in boxes if box.key in saved_tensors or box.key not in ADAPTED]
@@ -239,7 +239,7 @@ class _Saving:
     run: Identity
     allowed: Callable[[], None]
 
-    def told(self, stage: Callable[[], None]) -> None:
+    def run_stage(self, stage: Callable[[], None]) -> None:
         """Runs a stage; an error of one of several ranks says which rank met it."""
         try:
             stage()
@@ -272,37 +272,41 @@ class _Saving:
         if self.boxes:
             tensors = {tensor: box.tensor for tensor, box in self.boxes.items()}
             stamp = tensor_file.write(self.part / f"{name}.safetensors", tensors, self.disk)
-            mine = index.of(self.step, f"{name}.safetensors", self.boxes, stamp)
-        put(self.part / f"{name}.json", [index.text(mine)], self.disk)
-        settle(self.part, self.disk)
+            mine = index.make_index(self.step, f"{name}.safetensors", self.boxes, stamp)
+        write_durably(self.part / f"{name}.json", [index.to_json(mine)], self.disk)
+        sync_folder(self.part, self.disk)
 
     def publish(self) -> None:
         """Writes one index for all ranks, and gives the folder its name."""
         if self.rank > 0:
             return
         self.allowed()
-        put(self.part / INDEX, [index.text(replace(self._merged(), run=self.run))], self.disk)
+        write_durably(
+            self.part / INDEX,
+            [index.to_json(replace(self._merge_indices(), run=self.run))],
+            self.disk,
+        )
         for rank in range(self.world):
             (self.part / f"{_rank_name(rank)}.json").unlink()
-        settle(self.part, self.disk)
+        sync_folder(self.part, self.disk)
         self.disk.rename(self.part, self.target)
         try:
-            settle(self.target.parent, self.disk)
+            sync_folder(self.target.parent, self.disk)
         except OSError:
             self.target.rename(self.part)  # so that it does not count, and can be tried anew
             raise
 
-    def _merged(self) -> index.Index:
+    def _merge_indices(self) -> index.Index:
         """The index of all ranks' parts.  RunError where this rank cannot see one of them."""
         files = [self.part / f"{_rank_name(rank)}.json" for rank in range(self.world)]
         unseen = [str(rank) for rank, file in enumerate(files) if not file.exists()]
         if unseen:
             raise RunError(
-                f"{self.part} lacks what rank {named(unseen)} wrote:"
+                f"{self.part} lacks what rank {quote_first_names(unseen)} wrote:"
                 " is it one folder for all nodes?"
             )
-        merged = index.merged([index.parsed(file.read_bytes()) for file in files])
-        fault = index.faults(merged, merged.tensors)
+        merged = index.merge([index.parse(file.read_bytes()) for file in files])
+        fault = index.find_fault(merged, merged.tensors)
         assert not fault, f"checkpoint: {fault}"
         for name, stamp in merged.files.items():
             if (self.part / name).stat().st_size != stamp.size:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from .files import DAMAGE, Disk, and_is, natural, put, shape, size_of
+from .files import DAMAGE, Disk, describe_format, size_of, to_natural, to_shape, write_durably
 from .hf_weights import DTYPES
 
 _CHUNK = 1 << 26  # bytes written at a time
@@ -46,7 +46,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], disk: Disk) -> Stamp:
             digest.update(chunk)
             yield chunk
 
-    put(path, count_and_hash(), disk)
+    write_durably(path, count_and_hash(), disk)
     return Stamp(size, digest.hexdigest())
 
 
@@ -58,7 +58,9 @@ def read(path: Path, stamp: Stamp, hashes: bool = True) -> dict[str, Tensor]:
     """
     size = size_of(path)
     if size != stamp.size:
-        raise RunError(f"{path} has {size} bytes, but {stamp.size} were written{and_is(path)}")
+        raise RunError(
+            f"{path} has {size} bytes, but {stamp.size} were written{describe_format(path)}"
+        )
     data = torch.from_file(str(path), size=size, dtype=torch.uint8)
     if hashes and _hash(_bytes(data)).hexdigest() != stamp.blake2b:
         raise RunError(f"{path} is not what was written: its hash differs")
@@ -99,8 +101,8 @@ def _views(data: Tensor) -> dict[str, Tensor]:
 
 def _view(data: Tensor, begin: int, fields: Any) -> Tensor:
     """One tensor, by its fields in the header; offsets are counted from `begin`."""
-    dtype, sizes = DTYPES[fields["dtype"]], shape(fields["shape"])
-    start, stop = (begin + natural(offset) for offset in fields["data_offsets"])
+    dtype, sizes = DTYPES[fields["dtype"]], to_shape(fields["shape"])
+    start, stop = (begin + to_natural(offset) for offset in fields["data_offsets"])
     if start % dtype.itemsize or stop > len(data) or stop - start != prod(sizes) * dtype.itemsize:
         raise ValueError
     return data[start:stop].view(dtype).view(sizes)

@@ -31,8 +31,8 @@ class TorchFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _told(path):
-            self._reader, metadata = _opened(path)
+        with _report_faults(path):
+            self._reader, metadata = _open_reader(path)
 
         def read_metadata(*_: object, **__: object) -> Metadata:  # `load` asks for it each time
             return metadata
@@ -58,7 +58,7 @@ class TorchFolder:
             entry = self._tensors[key]
             values[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
         # torch warns that no process group is set up
-        with _told(self.path), warnings.catch_warnings(action="ignore"):
+        with _report_faults(self.path), warnings.catch_warnings(action="ignore"):
             cast(Any, dcp).load(values, storage_reader=self._reader, no_dist=True)
         return values
 
@@ -67,20 +67,20 @@ class TorchFolder:
         for key in keys:
             entry = self._tensors[key]
             parts = [Extent(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
-            with _told(self.path):
+            with _report_faults(self.path):
                 gap = fault(tuple(entry.size), parts)
             if gap:
                 raise RunError(f"{self.path}: `{key}`: {gap}; was the save that wrote it cut off?")
 
 
-def _opened(path: Path) -> tuple[FileSystemReader, Metadata]:
+def _open_reader(path: Path) -> tuple[FileSystemReader, Metadata]:
     """The reader for the files in a folder, and their metadata.
 
     Torch's own metadata is a pickle, which is read as data.
     """
     if (file := path / ".metadata").exists():
         try:
-            return FileSystemReader(path), torch_metadata.parsed(index_of(file))
+            return FileSystemReader(path), torch_metadata.parse(index_of(file))
         except RunError as error:
             raise RunError(f"{file} {error}") from None
     if path.is_dir() and any(path.glob("*.safetensors")):
@@ -96,7 +96,7 @@ def _opened(path: Path) -> tuple[FileSystemReader, Metadata]:
 
 
 @contextmanager
-def _told(path: Path) -> Generator[None]:
+def _report_faults(path: Path) -> Generator[None]:
     """Turns any fault of the files into a RunError of one line."""
     try:
         yield

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ..errors import RunError
-from .files import DAMAGE, is_within, natural, shape
+from .files import DAMAGE, is_within, to_natural, to_shape
 from .hf_weights import DTYPES
 
 _RECORDS = ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")
@@ -49,14 +49,14 @@ class _Record:
         self.state = state
 
 
-def _known() -> dict[tuple[str, str], Any]:
+def _make_stand_ins() -> dict[tuple[str, str], Any]:
     """The objects that a pickle may name, by module and name.
 
     They are made anew for each pickle, so that no pickle leaves anything in them.
     """
 
     def size(sizes: Any) -> tuple[int, ...]:
-        return shape(sizes)
+        return to_shape(sizes)
 
     def ignore(*_: object) -> None:
         return None
@@ -76,13 +76,13 @@ def _known() -> dict[tuple[str, str], Any]:
     return stand_ins
 
 
-def _loaded(data: bytes) -> Any:
+def _load_stand_ins(data: bytes) -> Any:
     """The stand-ins that a pickle describes.
 
     Uses pickle's Python code: the C code allocates as much memory as numbers in the pickle say.
     """
     base: Any = vars(pickle)["_Unpickler"]
-    stand_ins = _known()
+    stand_ins = _make_stand_ins()
 
     class Restricted(base):
         def find_class(self, module: str, name: str) -> Any:
@@ -95,18 +95,20 @@ def _loaded(data: bytes) -> Any:
     return Restricted(io.BytesIO(data)).load()
 
 
-def parsed(data: bytes) -> Metadata:
+def parse(data: bytes) -> Metadata:
     """The metadata that torch's reader needs, for tensors alone.
 
     RunError where the data is damaged, or is something else.
     """
     try:
-        metadata = _of(_loaded(data), "Metadata")
+        metadata = _get_state(_load_stand_ins(data), "Metadata")
         tensors: Any = {}
         for key, record in metadata["state_dict_metadata"].items():
             if tensor := _tensor(record):
                 tensors[_text(key)] = tensor
-        storage = dict(_stored(key, record) for key, record in metadata["storage_data"].items())
+        storage = dict(
+            _to_storage_info(key, record) for key, record in metadata["storage_data"].items()
+        )
     except _FAULTS as error:
         raise RunError(
             f"is damaged, or no metadata of torch.distributed.checkpoint ({type(error).__name__})"
@@ -114,7 +116,7 @@ def parsed(data: bytes) -> Metadata:
     return Metadata(tensors, storage_data=storage, storage_meta=StorageMeta())
 
 
-def _of(record: Any, name: str) -> Mapping[str, Any]:
+def _get_state(record: Any, name: str) -> Mapping[str, Any]:
     """The state of a record.  ValueError unless its class has this name."""
     if type(record).__name__ != name or not isinstance(record, _Record):
         raise ValueError
@@ -131,30 +133,30 @@ def _tensor(record: Any) -> TensorStorageMetadata | BytesStorageMetadata | None:
     """A tensor whose element type parameters may have; None for others, which are never read."""
     if type(record).__name__ == "BytesStorageMetadata":
         return None
-    fields = _of(record, "TensorStorageMetadata")
-    dtype = _of_tuple(fields["properties"], "TensorProperties")[0]
+    fields = _get_state(record, "TensorStorageMetadata")
+    dtype = _get_tuple_state(fields["properties"], "TensorProperties")[0]
     if dtype not in DTYPES.values():
         return None
     parts = list[ChunkStorageMetadata]()
     for record_of_chunk in fields["chunks"]:
-        chunk = _of(record_of_chunk, "ChunkStorageMetadata")
-        offsets, sizes = Size(shape(chunk["offsets"])), Size(shape(chunk["sizes"]))
+        chunk = _get_state(record_of_chunk, "ChunkStorageMetadata")
+        offsets, sizes = Size(to_shape(chunk["offsets"])), Size(to_shape(chunk["sizes"]))
         parts.append(ChunkStorageMetadata(offsets, sizes))
-    return TensorStorageMetadata(TensorProperties(dtype), Size(shape(fields["size"])), parts)
+    return TensorStorageMetadata(TensorProperties(dtype), Size(to_shape(fields["size"])), parts)
 
 
-def _of_tuple(record: Any, name: str) -> tuple[Any, ...]:
-    state = _of(record, name)
+def _get_tuple_state(record: Any, name: str) -> tuple[Any, ...]:
+    state = _get_state(record, name)
     if not isinstance(state, tuple):
         raise ValueError
     return state
 
 
-def _stored(key: Any, record: Any) -> tuple[MetadataIndex, _StorageInfo]:
-    index, fields = _of(key, "MetadataIndex"), _of(record, "_StorageInfo")
+def _to_storage_info(key: Any, record: Any) -> tuple[MetadataIndex, _StorageInfo]:
+    index, fields = _get_state(key, "MetadataIndex"), _get_state(record, "_StorageInfo")
     path, offset = _text(fields["relative_path"]), index.get("offset")
     if not is_within(path) or fields.get("transform_descriptors"):
         raise ValueError
-    offsets = None if offset is None else Size(shape(offset))
+    offsets = None if offset is None else Size(to_shape(offset))
     place = MetadataIndex(_text(index["fqn"]), offsets)
-    return place, _StorageInfo(path, natural(fields["offset"]), natural(fields["length"]))
+    return place, _StorageInfo(path, to_natural(fields["offset"]), to_natural(fields["length"]))

@@ -11,7 +11,7 @@ from time import sleep
 
 from ..errors import RunError
 
-SAID_AFTER = 8.0
+WARNING_AFTER = 8.0
 """Seconds after which a rank says that it cannot look the address up."""
 
 LONGEST = 120.0
@@ -21,7 +21,7 @@ _BETWEEN = 1.0  # seconds between two tries
 
 
 def await_address(
-    host: str, says: bool, said_after: float = SAID_AFTER, longest: float = LONGEST
+    host: str, says: bool, said_after: float = WARNING_AFTER, longest: float = LONGEST
 ) -> None:
     """Returns when the name of a host has an address.  RunError after `longest` seconds.
 

@@ -33,7 +33,7 @@ Work = Any
 _C10D: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
 
 
-def _waited(kind: str, op: Any = None) -> Any:
+def _blocking_options(kind: str, op: Any = None) -> Any:
     """Options of a collective that is waited for: NCCL does it on the current stream, and gloo
     does not ask.
     """
@@ -44,11 +44,15 @@ def _waited(kind: str, op: Any = None) -> Any:
     return options
 
 
-_SUM, _MAXIMUM = _waited("Allreduce"), _waited("Allreduce", ReduceOp.MAX)
-_GATHER, _SCATTER, _EXCHANGE = _waited("Allgather"), _waited("ReduceScatter"), _waited("AllToAll")
+_SUM, _MAXIMUM = _blocking_options("Allreduce"), _blocking_options("Allreduce", ReduceOp.MAX)
+_GATHER, _SCATTER, _EXCHANGE = (
+    _blocking_options("Allgather"),
+    _blocking_options("ReduceScatter"),
+    _blocking_options("AllToAll"),
+)
 
 
-def _done(work: Work | None) -> None:
+def _await(work: Work | None) -> None:
     """Waits for a call.  NCCL gives no work for a call on the current stream."""
     if work is not None:
         work.wait()
@@ -56,12 +60,12 @@ def _done(work: Work | None) -> None:
 
 def all_reduce(x: Tensor, group: Group) -> None:
     """Sum in place."""
-    _done(group.allreduce([x], _SUM))
+    _await(group.allreduce([x], _SUM))
 
 
 def maximum(x: Tensor, group: Group) -> None:
     """Maximum in place."""
-    _done(group.allreduce([x], _MAXIMUM))
+    _await(group.allreduce([x], _MAXIMUM))
 
 
 def begin_all_reduce(x: Tensor, group: Group) -> Work:
@@ -70,7 +74,7 @@ def begin_all_reduce(x: Tensor, group: Group) -> Work:
 
 def all_gather(whole: Tensor, part: Tensor, group: Group) -> None:
     """[ranks · n, …] of each rank's [n, …]; both contiguous, and so below."""
-    _done(group._allgather_base(whole, part, _GATHER))
+    _await(group._allgather_base(whole, part, _GATHER))
 
 
 def begin_all_gather(whole: Tensor, part: Tensor, group: Group) -> Work:
@@ -79,7 +83,7 @@ def begin_all_gather(whole: Tensor, part: Tensor, group: Group) -> Work:
 
 def reduce_scatter(part: Tensor, whole: Tensor, group: Group) -> None:
     """[n, …], this rank's part of the sum of [ranks · n, …]."""
-    _done(group._reduce_scatter_base(part, whole, _SCATTER))
+    _await(group._reduce_scatter_base(part, whole, _SCATTER))
 
 
 def begin_reduce_scatter(part: Tensor, whole: Tensor, group: Group) -> Work:
@@ -88,7 +92,7 @@ def begin_reduce_scatter(part: Tensor, whole: Tensor, group: Group) -> Work:
 
 def all_to_all(came: Tensor, sent: Tensor, group: Group) -> None:
     """Equal parts of the first dim to each rank, and from it."""
-    _done(group.alltoall_base(came, sent, [], [], _EXCHANGE))
+    _await(group.alltoall_base(came, sent, [], [], _EXCHANGE))
 
 
 def begin_all_to_all(
@@ -173,7 +177,7 @@ def ranks_of(arguments: Mapping[str, Any]) -> list[int]:
     return dist.get_process_group_ranks(group)
 
 
-def unrecorded() -> AbstractContextManager[object]:
+def hide_from_recorders() -> AbstractContextManager[object]:
     """Hides calls that are not the plan's from a recorder, and from any other torch dispatch
     mode.
     """
@@ -214,7 +218,7 @@ _NEEDED = (
 )
 
 
-def untried(version: str) -> str:
+def warning_of_new_version(version: str) -> str:
     """A line for a version of torch newer than `NEWEST`, the newest that was tried; "" for others.
     RunError if a function that is called here is missing.
 
@@ -245,7 +249,7 @@ def join(device: torch.device, limit: timedelta) -> None:
         dist.init_process_group("gloo", timeout=limit)
 
 
-_NAMED = 8  # ranks of a list
+_RANKS_SHOWN = 8  # ranks of a list
 
 
 def group_of(rows: Sequence[Sequence[int]], name: str, limit: timedelta) -> Group:
@@ -265,7 +269,7 @@ def group_of(rows: Sequence[Sequence[int]], name: str, limit: timedelta) -> Grou
         _check_members(group, own_row, name, torch.device("cpu"))
         return group
     group: Group = None
-    for split_rows in apart(rows):
+    for split_rows in splits_of_rows(rows):
         split_group = torch_dist.split_group(job, split_rows, timeout=limit, group_desc=name)
         _check_members(split_group, _row_of_rank(split_rows), name, job.bound_device_id)
         # A split without this rank's row puts the rank by itself, or with ranks next to it.
@@ -291,10 +295,10 @@ def _check_members(group: Group, row: Sequence[int], name: str, device: torch.de
         return
     mine = _hash_of_row(row)
     total = torch.tensor([mine], dtype=torch.int64, device=device)
-    with unrecorded():
+    with hide_from_recorders():
         all_reduce(total, group)
     if int(total) != mine * len(row):
-        ranks = ", ".join(map(str, row[:_NAMED])) + ", …" * (len(row) > _NAMED)
+        ranks = ", ".join(map(str, row[:_RANKS_SHOWN])) + ", …" * (len(row) > _RANKS_SHOWN)
         raise RunError(
             f"the communicator of {name} for ranks {ranks} has other ranks than these: its"
             " sums would be wrong",
@@ -308,7 +312,7 @@ def _hash_of_row(row: Sequence[int]) -> int:
     return int.from_bytes(blake2b(",".join(map(str, row)).encode(), digest_size=5).digest(), "big")
 
 
-def apart(rows: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
+def splits_of_rows(rows: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
     """The rows of each split, no two of one colour.  Each split has all ranks: a rank without a row
     to make is by itself.
 

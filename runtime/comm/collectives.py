@@ -53,7 +53,7 @@ def _maximum(x: Tensor, axis: Axis) -> Tensor:
         return functional_collectives.all_reduced(x, axis, "max")
     out = x.clone(memory_format=torch.contiguous_format)
     c10d.maximum(out, axis.group)
-    axis.watched(out, "result")
+    axis.show_to_watch(out, "result")
     return out
 
 
@@ -62,7 +62,7 @@ def gather(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     if dim != 0:
         return gather(x.movedim(dim, 0), axis, 0, zigzag).movedim(0, dim).contiguous()
     if zigzag:
-        return _reordered(gather(x, axis, 0, False), 0, from_ranks(axis.size))
+        return _reorder_pieces(gather(x, axis, 0, False), 0, from_ranks(axis.size))
     if is_dynamo_compiling():
         return functional_collectives.gathered(x, axis)
     shape = list(x.shape)
@@ -72,7 +72,7 @@ def gather(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     return out
 
 
-def _reordered(x: Tensor, dim: int, order: tuple[int, ...]) -> Tensor:
+def _reorder_pieces(x: Tensor, dim: int, order: tuple[int, ...]) -> Tensor:
     """A copy with the pieces of a zigzag in this order."""
     pieces = x.chunk(len(order), dim)
     return torch.cat([pieces[piece] for piece in order], dim)
@@ -82,7 +82,7 @@ def _scatter(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     if dim != 0:
         return _scatter(x.movedim(dim, 0), axis, 0, zigzag).movedim(0, dim).contiguous()
     if zigzag:
-        x = _reordered(x, 0, to_ranks(axis.size))
+        x = _reorder_pieces(x, 0, to_ranks(axis.size))
     if is_dynamo_compiling():
         return functional_collectives.scattered(x, axis)
     shape = list(x.shape)
@@ -96,7 +96,7 @@ def _exchange(
     x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool
 ) -> Tensor:
     if zigzag_to:
-        x = _reordered(x, dim_to, to_ranks(axis.size))
+        x = _reorder_pieces(x, dim_to, to_ranks(axis.size))
     pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
     if is_dynamo_compiling():
         out = functional_collectives.exchanged(pieces, axis)
@@ -105,7 +105,7 @@ def _exchange(
         c10d.all_to_all(out, pieces, axis.group)
     out = out.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
     if zigzag_from:
-        out = _reordered(out, dim_from, from_ranks(axis.size))
+        out = _reorder_pieces(out, dim_from, from_ranks(axis.size))
     return out
 
 
@@ -151,7 +151,7 @@ def _first(x: Tensor, axis: Axis) -> Tensor:
     return torch.zeros_like(x)
 
 
-def _watched(
+def _convert_with_watch(
     convert: Callable[..., Tensor],
     *ends: tuple[str, End],
     x: Tensor,
@@ -164,10 +164,10 @@ def _watched(
     """
     (source, before), (target, after) = ends
     if source in _SAME:
-        axis.watched(x, before, line)
+        axis.show_to_watch(x, before, line)
     y = convert(x, axis, *dims)
     if target in _SAME and (y is not x or source not in _SAME):
-        axis.watched(y, after, line)
+        axis.show_to_watch(y, after, line)
     return y
 
 
@@ -180,9 +180,12 @@ def _conjugate(
     `name` shows in profiles.
     """
     source, target = ends
-    ahead = partial(_watched, forward, (source, "operand"), (target, "result"))
+    ahead = partial(_convert_with_watch, forward, (source, "operand"), (target, "result"))
     back = partial(
-        _watched, backward, (_DUAL[target], "result gradient"), (_DUAL[source], "operand gradient")
+        _convert_with_watch,
+        backward,
+        (_DUAL[target], "result gradient"),
+        (_DUAL[source], "operand gradient"),
     )
 
     def run(ctx: Any, x: Tensor, axis: Axis, *dims: int) -> Tensor:
@@ -356,7 +359,7 @@ def regather(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Generator
 
     def again(x: Tensor) -> Tensor:
         full = gather(x.detach(), axis, dim, zigzag)
-        axis.watched(full, "result in backward", line)
+        axis.show_to_watch(full, "result in backward", line)
         return full
 
     with Call(again, (x,), {}).without(full):
@@ -373,7 +376,7 @@ def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tens
         cast(Any, dist).all_reduce(sent, group=axis.group)
         if sent is not x:
             x.copy_(sent)
-        axis.watched(x, "result")
+        axis.show_to_watch(x, "result")
     return x
 
 
@@ -400,7 +403,7 @@ def all_gather_(x: Tensor, axis: Axis) -> Tensor:
     """
     if axis.size > 1:
         c10d.all_gather(x, _own_part(x, axis), axis.group)
-        axis.watched(x, "result")
+        axis.show_to_watch(x, "result")
     return x
 
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import c10d
-from .experts import Held
+from .experts import ExpertRows
 
 Regroup = Callable[[Tensor, Tensor], Tensor]
 """A function that picks the rows at n places out of [n, …], in their order."""
 
 
-def regrouped(rows: Tensor, places: Tensor) -> Tensor:
+def regroup_rows(rows: Tensor, places: Tensor) -> Tensor:
     """`Regroup` in plain torch."""
     return rows.index_select(0, places)
 
@@ -36,21 +36,23 @@ class Arriving(NamedTuple):
 
 
 @overload
-def exchange(rows: Tensor, expert_rows: Held) -> Tensor: ...
+def exchange(rows: Tensor, expert_rows: ExpertRows) -> Tensor: ...
 @overload
-def exchange(rows: Tensor, expert_rows: Held, async_op: Literal[True]) -> Arriving: ...
-def exchange(rows: Tensor, expert_rows: Held, async_op: bool = False) -> Tensor | Arriving:
+def exchange(rows: Tensor, expert_rows: ExpertRows, async_op: Literal[True]) -> Arriving: ...
+def exchange(rows: Tensor, expert_rows: ExpertRows, async_op: bool = False) -> Tensor | Arriving:
     """Rows of tokens to the ranks of their experts: [rows of tokens, …] → [rows of experts, …]."""
-    return exchanged(rows, expert_rows, False, async_op, regrouped)
+    return start_exchange(rows, expert_rows, False, async_op, regroup_rows)
 
 
 @overload
-def exchange_back(rows: Tensor, expert_rows: Held) -> Tensor: ...
+def exchange_back(rows: Tensor, expert_rows: ExpertRows) -> Tensor: ...
 @overload
-def exchange_back(rows: Tensor, expert_rows: Held, async_op: Literal[True]) -> Arriving: ...
-def exchange_back(rows: Tensor, expert_rows: Held, async_op: bool = False) -> Tensor | Arriving:
+def exchange_back(rows: Tensor, expert_rows: ExpertRows, async_op: Literal[True]) -> Arriving: ...
+def exchange_back(
+    rows: Tensor, expert_rows: ExpertRows, async_op: bool = False
+) -> Tensor | Arriving:
     """The inverse of `exchange`: [rows of experts, …] → [rows of tokens, …]."""
-    return exchanged(rows, expert_rows, True, async_op, regrouped)
+    return start_exchange(rows, expert_rows, True, async_op, regroup_rows)
 
 
 def wait(rows: Arriving) -> Tensor:
@@ -60,7 +62,9 @@ def wait(rows: Arriving) -> Tensor:
     return cast(Any, _Wait).apply(*rows)
 
 
-def exchanged(rows: Tensor, expert_rows: Held, back: bool, async_op: bool, regroup: Regroup) -> Any:
+def start_exchange(
+    rows: Tensor, expert_rows: ExpertRows, back: bool, async_op: bool, regroup: Regroup
+) -> Any:
     """`exchange` or, if `back`, its inverse; `regroup` puts rows in order."""
     if expert_rows.axis.size == 1:
         return Arriving(rows, None) if async_op else rows
@@ -77,7 +81,7 @@ class _Way:
 
     __slots__ = ("_line", "_regroup", "_under_way", "back", "expert_rows")
 
-    def __init__(self, expert_rows: Held, back: bool, regroup: Regroup) -> None:
+    def __init__(self, expert_rows: ExpertRows, back: bool, regroup: Regroup) -> None:
         self.expert_rows, self.back = expert_rows, back
         self._regroup, self._line = regroup, expert_rows.axis.line()
         # the work and its buffers, which it needs until it is done
@@ -93,7 +97,7 @@ class _Way:
             f"exchange: {len(rows)} rows where {sum(send_counts)} were counted"
         )
         if axis.watch is not None:
-            axis.watch.exchanged(send_counts, receive_counts, axis, self._line)
+            axis.watch.see_exchange(send_counts, receive_counts, axis, self._line)
         sent = (
             rows
             if not back or expert_rows.returned is None
@@ -160,8 +164,8 @@ class _Wait(Function):
     def forward(ctx: Any, token: Tensor, way: _Way) -> Tensor:
         ctx.way = way
         expert_rows = way.expert_rows
-        if ctx.needs_input_grad[0] and not way.back and expert_rows.left is None:
-            expert_rows.left = []
+        if ctx.needs_input_grad[0] and not way.back and expert_rows.put_off_gradients is None:
+            expert_rows.put_off_gradients = []
         return way.end(way.back)
 
     @staticmethod
@@ -169,6 +173,6 @@ class _Wait(Function):
         way: _Way = ctx.way
         way.begin(grad_outputs[0], not way.back)
         if not way.back:
-            while way.expert_rows.left:
-                way.expert_rows.left.pop(0)()
+            while way.expert_rows.put_off_gradients:
+                way.expert_rows.put_off_gradients.pop(0)()
         return None, None

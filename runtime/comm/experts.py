@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from ..autograd.recompute import decided
+from ..autograd.recompute import decide_once
 from . import c10d
 from .mesh import Axis, Mesh
 
@@ -40,23 +40,23 @@ class Experts:
     sanitized run the ranks with the same tokens.
     """
 
-    __slots__ = ("axis", "copies", "count", "groups", "held", "slots")
+    __slots__ = ("axis", "copies", "count", "experts_per_rank", "groups", "slots")
 
     def __init__(self, mesh: Mesh, count: int, *axes: str, tokens: Collection[str] = ()) -> None:
         assert set(tokens) <= set(axes), (
             f"experts: tokens over {tokens} are not exchanged over {axes}"
         )
         assert not count % mesh.size(*axes), f"experts: {count} cannot be split over {axes}"
-        self.count, self.held = count, count // mesh.size(*axes)
+        self.count, self.experts_per_rank = count, count // mesh.size(*axes)
         self.axis = mesh.axis(*tokens)
         self.copies: Axis | None = None
         if mesh.watch is not None:
             self.copies = mesh.axis(*(name for name in axes if name not in tokens))
-        self.groups = self.axis.size * self.held
+        self.groups = self.axis.size * self.experts_per_rank
         slots = torch.full((count + 1,), self.groups)
-        for peer, first in enumerate(_first_of_peers(mesh, self.held, axes, tokens)):
-            slots[first : first + self.held] = torch.arange(
-                peer * self.held, (peer + 1) * self.held
+        for peer, first in enumerate(_first_of_peers(mesh, self.experts_per_rank, axes, tokens)):
+            slots[first : first + self.experts_per_rank] = torch.arange(
+                peer * self.experts_per_rank, (peer + 1) * self.experts_per_rank
             )
         self.slots = slots.to(mesh.device)
 
@@ -85,7 +85,7 @@ class Groups:
     """
 
     counts: Tensor
-    left: list[Callable[[], None]] | None = None
+    put_off_gradients: list[Callable[[], None]] | None = None
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -128,7 +128,7 @@ class Order(Groups):
 
 
 @dataclass(eq=False)
-class Held(Groups):
+class ExpertRows(Groups):
     """The rows of this rank's experts, by expert, then source rank, then token.
 
     sent, received: how many rows go to each peer, and come from each.  arranged: int64 [total], for
@@ -148,7 +148,7 @@ Sorted = tuple[Tensor, Tensor, Tensor]
 """The counts, choices and rows of an order; rows are flat."""
 
 
-def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
+def sort_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
     """The order of choices ids, int64 [n], by their group `slots[ids]`; choices of one group
     keep their order.
     """
@@ -168,7 +168,7 @@ def sort_by_expert(
     ids: Tensor,
     experts: Experts,
     padded: int = 0,
-    backend: Callable[[Tensor, Tensor, int], Sorted] = sorted_choices,
+    backend: Callable[[Tensor, Tensor, int], Sorted] = sort_choices,
 ) -> Order:
     """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row.
     Not for graphs.
@@ -178,24 +178,24 @@ def sort_by_expert(
     assert not is_compiling(), (
         "sort_by_expert: how many rows an expert gets is not known to a graph"
     )
-    return decided(lambda: _order(ids.detach(), experts, padded, backend))
+    return decide_once(lambda: _order(ids.detach(), experts, padded, backend))
 
 
 def _order(
     ids: Tensor, experts: Experts, padded: int, backend: Callable[[Tensor, Tensor, int], Sorted]
 ) -> Order:
     if experts.copies is not None:
-        experts.copies.watched(ids, "operand")
+        experts.copies.show_to_watch(ids, "operand")
     counts, choices, rows = backend(ids.flatten(), experts.slots, experts.groups)
     if padded:
         # seen in a sanitized run, where the host may wait
         fits = experts.copies is None or int(counts.max()) <= padded
         assert fits, f"sort_by_expert: more than {padded} rows of an expert"
-        choices, rows = _padded(counts, choices, rows, experts.slots[ids.flatten()], padded)
+        choices, rows = _pad_groups(counts, choices, rows, experts.slots[ids.flatten()], padded)
     return Order(experts, counts, choices, rows.view(-1, ids.shape[-1]), padded)
 
 
-def _padded(
+def _pad_groups(
     counts: Tensor, choices: Tensor, rows: Tensor, groups: Tensor, padded: int
 ) -> tuple[Tensor, Tensor]:
     """Choices and rows, flat, where each group begins at a multiple of `padded`; `groups` has the
@@ -227,17 +227,17 @@ def places(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
     return moved(there.mT - here, by_expert), moved(here.mT - there, counts)
 
 
-def exchange_counts(order: Order, backend: Places = places) -> Held:
+def exchange_counts(order: Order, backend: Places = places) -> ExpertRows:
     """How many rows come from each rank for each expert: an all-to-all of counts, for which the
     host waits.
     """
-    return decided(lambda: _counted(order, backend))
+    return decide_once(lambda: _exchange_counts(order, backend))
 
 
-def _counted(order: Order, backend: Places) -> Held:
-    axis, experts_per_rank = order.experts.axis, order.experts.held
+def _exchange_counts(order: Order, backend: Places) -> ExpertRows:
+    axis, experts_per_rank = order.experts.axis, order.experts.experts_per_rank
     if axis.size == 1:
-        alone = Held(axis, order.counts, [], [], None, None)
+        alone = ExpertRows(axis, order.counts, [], [], None, None)
         alone.sizes = order.sizes
         return alone
     came = torch.empty_like(order.counts)
@@ -248,7 +248,7 @@ def _counted(order: Order, backend: Places) -> Held:
     arranged, returned = None, None  # with one expert, rows by source are rows by expert
     if experts_per_rank > 1:
         arranged, returned = backend(by_source, sum(received))
-    result = Held(axis, by_source.sum(0), sent, received, arranged, returned)
+    result = ExpertRows(axis, by_source.sum(0), sent, received, arranged, returned)
     result.sizes = [sum(arrived[expert::experts_per_rank]) for expert in range(experts_per_rank)]
     return result
 

@@ -50,12 +50,12 @@ class Axis:
         """The line of the program, in a sanitized run."""
         return self.watch and self.watch.here()
 
-    def watched(self, x: Tensor, end: "End", line: Any = None) -> None:
+    def show_to_watch(self, x: Tensor, end: "End", line: Any = None) -> None:
         """Shows the `end` of a coercion to a sanitized run's watch; by default with the current
         line of the program.
         """
         if self.watch is not None:
-            self.watch.coerced(x, self, line or self.watch.here(), end)
+            self.watch.see_coercion(x, self, line or self.watch.here(), end)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -69,7 +69,7 @@ class Copies:
     tensor: Tensor
     axis: Axis
     role: Role
-    what: str
+    prefix: str
     element: Callable[[int], tuple[str, str]]
 
 
@@ -96,15 +96,15 @@ class Watch(Protocol):
     def here(self) -> Any:
         """The line of the program that calls a coercion."""
 
-    def coerced(self, x: Tensor, axis: Axis, line: Any, end: End) -> None:
+    def see_coercion(self, x: Tensor, axis: Axis, line: Any, end: End) -> None:
         """A coercion's `end`, which should be one value on all ranks of the axis."""
 
-    def exchanged(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Any) -> None:
+    def see_exchange(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Any) -> None:
         """How many rows this rank is about to send to each rank of the axis, and to receive of
         each.
         """
 
-    def installed(self, model: nn.Module, copies: Sequence[Copies]) -> None:
+    def see_state(self, model: nn.Module, copies: Sequence[Copies]) -> None:
         """A model, and the memory of its state."""
 
     def microbatch(self, number: int) -> None:
@@ -114,13 +114,13 @@ class Watch(Protocol):
         """[values, 3] int64: equal if the values are, to the last bit."""
         ...
 
-    def arrived(self, values: Sequence[Tensor], hashes: Tensor, message: "Crossing") -> None:
+    def check_message(self, values: Sequence[Tensor], hashes: Tensor, message: "Crossing") -> None:
         """A message's values, and the hashes of what was sent."""
 
-    def updating(self) -> None:
+    def see_update_begin(self) -> None:
         """The state is about to change: working copies are no longer used."""
 
-    def updated(self) -> None:
+    def see_update_end(self) -> None:
         """The state has new values."""
 
 
@@ -145,7 +145,7 @@ class Mesh:
         self._cache: dict[_Key, Axis] = {}
         self._asked: list[_Key] | None = None
         for name in self.axes:
-            self._found(("axis", name))
+            self._get_axis(("axis", name))
         if watch is not None:
             self._make_all()
 
@@ -196,7 +196,7 @@ class Mesh:
         for word in words:
             keys.update(word.splitlines())
         for key in sorted(keys):
-            self._made(tuple(key.split(",")))
+            self._set_group(tuple(key.split(",")))
 
     def _make_all(self) -> None:
         """All groups of axes.
@@ -232,7 +232,7 @@ class Mesh:
         Collective on first use: all ranks ask in the same order.
         """
         names = tuple(name for name in self.axes if name in names)
-        return self._found(("axis", *names))
+        return self._get_axis(("axis", *names))
 
     def messages(self, name: str) -> Axis:
         """An axis with a group of its own, for messages that its ranks send to each other.
@@ -241,26 +241,26 @@ class Mesh:
         Ranks send unequally often: in a group with collectives, a count of the group's calls would
         show ranks out of step.
         """
-        return self._found(("messages", name))
+        return self._get_axis(("messages", name))
 
     def among(self, name: str, *ranks: int) -> Axis:
         """Some ranks of an axis as one; to others, an axis of themselves alone.
 
         Collective on first use.
         """
-        return self._found(("among", name, *map(str, ranks)))
+        return self._get_axis(("among", name, *map(str, ranks)))
 
-    def _found(self, key: _Key) -> Axis:
+    def _get_axis(self, key: _Key) -> Axis:
         """The axis of a key: its kind, its names and, for some kinds, ranks."""
         if key not in self._cache:
-            self._cache[key] = self._described(key)
+            self._cache[key] = self._axis_without_group(key)
             if self._asked is None:
-                self._made(key)
+                self._set_group(key)
             else:
                 self._asked.append(key)
         return self._cache[key]
 
-    def _described(self, key: _Key) -> Axis:
+    def _axis_without_group(self, key: _Key) -> Axis:
         """An axis, as yet without a group."""
         kind, *names = key
         if kind == "among":
@@ -278,11 +278,11 @@ class Mesh:
         wide = [name for name in names if self.axes[name] > 1]
         return Axis("*".join(wide or names), self.size(*names), self.rank(*names), None, self.watch)
 
-    def _made(self, key: _Key) -> None:
+    def _set_group(self, key: _Key) -> None:
         """Gives an axis its group.  An axis of one rank has none, and axes of one rank beside
         others change nothing.
         """
-        axis, (kind, *names) = self._cache.setdefault(key, self._described(key)), key
+        axis, (kind, *names) = self._cache.setdefault(key, self._axis_without_group(key)), key
         wide = [name for name in names if self.axes.get(name, 1) > 1]
         if kind == "among":
             self._give_group(axis, axis.name, names[:1], [*map(int, names[1:])])

@@ -82,7 +82,7 @@ class Message:
         return tuple(self.call(value, self.axis.group, self.peer) for value in memory)
 
 
-def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
+def make_send(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
     """Sends the values in the slot.  All messages of its kind share `under_way`.
 
     A value that a stage makes as a view that is not contiguous is copied here.  Gradients never
@@ -96,7 +96,7 @@ def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
     return Message(ready, c10d.begin_send, axis, peer, under_way)
 
 
-def received(
+def make_receive(
     slot: Slot, axis: Axis, peer: int, carried: Sequence[StageInput], device: torch.device
 ) -> Message:
     """Receives into the slot."""
@@ -142,7 +142,7 @@ class Exchange:
             message.under_way.put(memory, message_works)
 
 
-def watched_send(message: Message, watch: Watch) -> Message:
+def make_checked_send(message: Message, watch: Watch) -> Message:
     """Sends the hashes of the values, too."""
 
     def ready() -> Values:
@@ -152,7 +152,7 @@ def watched_send(message: Message, watch: Watch) -> Message:
     return _Watched(ready, message.call, message.axis, message.peer, message.under_way)
 
 
-def watched_receive(
+def make_checked_receive(
     message: Message, watch: Watch, crossing: Crossing, device: torch.device
 ) -> Message:
     """Receives the hashes too; when the values are taken, they are compared with the values that
@@ -165,7 +165,7 @@ def watched_receive(
             torch.empty(len(crossing.names), 3, dtype=torch.int64, device=device),
         )
 
-    arriving = _Arriving(message.under_way, partial(watch.arrived, message=crossing))
+    arriving = _Arriving(message.under_way, partial(watch.check_message, message=crossing))
     return _Watched(ready, message.call, message.axis, message.peer, arriving)
 
 
@@ -175,7 +175,7 @@ class _Watched(Message):
     def begin(self, memory: Values) -> tuple[Any, ...]:
         works = super().begin(memory[:-1])
         self.axis.asides += 1
-        with c10d.unrecorded():
+        with c10d.hide_from_recorders():
             return (*works, self.call(memory[-1], self.axis.group, self.peer))
 
 

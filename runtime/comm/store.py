@@ -52,14 +52,14 @@ def meet(name: str, word: str, store: _Store = None) -> Mapping[str, list[int]]:
     if store is None:
         return {word: []}
     try:
-        return _met(store, name, word)
+        return _meet_all(store, name, word)
     except dist.DistNetworkError:
         raise RunError(
             "the job's store is gone, with rank 0 or the launcher that kept it"
         ) from None
 
 
-def _met(store: _Store, name: str, word: str) -> Mapping[str, list[int]]:
+def _meet_all(store: _Store, name: str, word: str) -> Mapping[str, list[int]]:
     world = dist.get_world_size()
     number = (store.add(f"{name}/tickets", 1) - 1) // world
     meeting = f"{name}/{number}"
@@ -82,7 +82,7 @@ def _met(store: _Store, name: str, word: str) -> Mapping[str, list[int]]:
     return dict(sorted(ranks_by_word.items(), key=lambda item: item[1][0]))
 
 
-def part() -> None:
+def leave_store() -> None:
     """Ends this rank's use of the store; the rank that may keep it waits for the others, some
     seconds at most.
     """

@@ -63,7 +63,7 @@ def profiling() -> Profiled | None:
     return Profiled(Path(folder), int(first), int(last))
 
 
-def unknown() -> list[str]:
+def unknown_variable_lines() -> list[str]:
     """A line for each variable SCALEC_… that asks for nothing.
 
     RunError if one that is known has an unknown value.

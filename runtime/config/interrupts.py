@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def blocked() -> Generator[None]:
+def block_interrupts() -> Generator[None]:
     """Blocks SIGINT inside the block, also for processes that this thread starts there.  A SIGINT
     that comes meanwhile is taken after the block.
     """
@@ -35,9 +35,9 @@ def end_at_once() -> None:
     """
     if are_blocked():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        hear()
+        unblock_interrupts()
 
 
-def hear() -> None:
+def unblock_interrupts() -> None:
     """Takes SIGINT from now on.  KeyboardInterrupt where one has come since this process began."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -173,7 +173,7 @@ class Plan:
         """The ranks of the mesh."""
         return prod(self.mesh.values())
 
-    def on(self, ranks: int) -> "Plan":
+    def shrink_to(self, ranks: int) -> "Plan":
         """The plan on the largest of its meshes that this number of ranks can make; unchanged where
         they can make none.
         """

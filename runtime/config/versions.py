@@ -27,7 +27,7 @@ def nccl() -> str:
     return ".".join(map(str, cast(Any, torch.cuda).nccl.version()))
 
 
-def served(device: torch.device) -> Iterator[str]:
+def library_lines(device: torch.device) -> Iterator[str]:
     """Lines of the GPU, the libraries, and which of them computes attention; none on a CPU."""
     if device.type != "cuda":
         return

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import RunError, counted
+from ..errors import RunError, count_with_noun
 from .files import find_files, require_own_format, split_files
 from .mixture import Mixture, Part, Stream
 from .samples import Windows
@@ -53,7 +53,7 @@ class Tokens(Windows):
 Corpus = Text | Tokens
 
 
-def opened(
+def open_corpus(
     corpus: Corpus, files: tuple[str, ...], seq: int, looks: bool = True
 ) -> tuple[Mixture, Mixture | None]:
     """The data for training and, if some is held out, for validation; `files`, if any, in place of
@@ -71,10 +71,10 @@ def opened(
             require_own_format(paths, corpus.dtype)
     shares = list[_Share]()
     for data_set, paths in paths_by_set.items():
-        shares.append(_Share.of(data_set, paths, corpus.dtype, corpus.width(seq)))
+        shares.append(_Share.make(data_set, paths, corpus.dtype, corpus.width(seq)))
     _require_apart(shares)
-    training = Mixture([share.trained for share in shares])
-    validation_parts = [share.held for share in shares if share.held]
+    training = Mixture([share.training for share in shares])
+    validation_parts = [share.validation for share in shares if share.validation]
     if not validation_parts:
         return training, None
     return training, Mixture(validation_parts)
@@ -84,11 +84,11 @@ def opened(
 class _Share:
     """The parts of a set: one for training, and one that is held out for validation, if any."""
 
-    trained: Part
-    held: Part | None
+    training: Part
+    validation: Part | None
 
     @classmethod
-    def of(cls, data_set: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> "_Share":
+    def make(cls, data_set: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> "_Share":
         """Whole files are held out where there are several; of a single file its last windows.
 
         RunError.
@@ -113,20 +113,20 @@ class _Share:
 def _require_apart(shares: list[_Share]) -> None:
     """RunError where a set trains on a window that another set validates with."""
     for share in shares:
-        if share.held is None:
+        if share.validation is None:
             continue
         for other in shares:
             if share is other:
                 continue
-            if path := share.held.stream.shared(other.trained.stream):
+            if path := share.validation.stream.find_shared_file(other.training.stream):
                 raise RunError(
-                    f"{path} is held out of the set {share.trained.name} and trained on in"
-                    f" {other.trained.name}: with `holdout = 0` in both, or in patterns that"
+                    f"{path} is held out of the set {share.training.name} and trained on in"
+                    f" {other.training.name}: with `holdout = 0` in both, or in patterns that"
                     " do not overlap, it is not"
                 )
 
 
-def too_few(mixture: Mixture, global_batch: int) -> str:
+def shortage_problem(mixture: Mixture, global_batch: int) -> str:
     """The problem of sets that have fewer sequences than a batch takes; "" if there are none."""
     problems = list[str]()
     for part, share in zip(mixture.parts, mixture.passes(global_batch), strict=True):
@@ -141,7 +141,7 @@ def too_few(mixture: Mixture, global_batch: int) -> str:
     return "; ".join(problems)
 
 
-def held_out(validation: Mixture | None) -> list[str]:
+def holdout_lines(validation: Mixture | None) -> list[str]:
     """A line for each set of a single file, whose last windows are held out."""
     if validation is None:
         return []
@@ -150,17 +150,18 @@ def held_out(validation: Mixture | None) -> list[str]:
         stream = part.stream
         if stream.is_split:
             lines.append(
-                f"validation: the last {counted(stream.windows, 'sequence')} of {stream.files[0]},"
+                f"validation: the last {count_with_noun(stream.windows, 'sequence')} of"
+                f" {stream.files[0]},"
                 f" of {stream.first + stream.windows:,}; training never sees them"
             )
     return lines
 
 
-def repeated(mixture: Mixture, steps: int, global_batch: int) -> list[str]:
+def repetition_lines(mixture: Mixture, steps: int, global_batch: int) -> list[str]:
     """A line for each set that the steps see more than once."""
     lines = list[str]()
     for part, times in zip(mixture.parts, mixture.passes(steps * global_batch), strict=True):
         if times > 1:
             name = part.name or "the data"
-            lines.append(f"{name} is seen {times:.1f} times in {counted(steps, 'step')}")
+            lines.append(f"{name} is seen {times:.1f} times in {count_with_noun(steps, 'step')}")
     return lines

@@ -97,7 +97,7 @@ class _State:
     changed: int
 
     @classmethod
-    def of(cls, stat: os.stat_result) -> "_State":
+    def make(cls, stat: os.stat_result) -> "_State":
         return cls(stat.st_size, stat.st_mtime_ns)
 
 
@@ -111,7 +111,7 @@ class TokenFiles:
 
     def __init__(self, paths: list[str], dtype: torch.dtype) -> None:
         self._paths, self.dtype = paths, dtype
-        self._states = [_State.of(os.stat(path)) for path in paths]
+        self._states = [_State.make(os.stat(path)) for path in paths]
         # descriptors by the number of a file, the one unused for longest first
         self._open = OrderedDict[int, int]()
         weakref.finalize(self, _close, self._open)
@@ -134,7 +134,7 @@ class TokenFiles:
             file = self._descriptor(number)
             while unread and (count := os.preadv(file, [unread], offset)):
                 unread, offset = unread[count:], offset + count
-            now = _State.of(os.fstat(file))
+            now = _State.make(os.fstat(file))
         except OSError as error:
             raise RunError(f"cannot read {self._paths[number]}: {error.strerror}") from None
         if unread or now != self._states[number]:

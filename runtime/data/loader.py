@@ -16,7 +16,7 @@ from ..errors import RunError
 from ..ops.dropout import draws_of
 from .mixture import Mixture
 from .samples import Windows
-from .vocabulary import beyond, first_beyond
+from .vocabulary import find_beyond, vocabulary_error
 from .window_check import WindowCheck
 
 
@@ -84,7 +84,7 @@ class Loader:
         vocab: int,
         seed: int,
     ) -> None:
-        self._data, self._made, self._inputs, self._mesh = data, sampling, inputs, mesh
+        self._data, self._sampling, self._inputs, self._mesh = data, sampling, inputs, mesh
         self._global_batch, self._microbatches = global_batch, microbatches
         self._vocab, self._seed = vocab, seed
         axes = inputs["tokens"].split.get("batch", ())
@@ -111,9 +111,9 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """This rank's rows of step `step` (from 0), on its device.  RunError as below."""
-        return self.prepared(step).to(self._mesh.device)
+        return self.make_host_batch(step).to(self._mesh.device)
 
-    def prepared(self, step: int) -> Batch:
+    def make_host_batch(self, step: int) -> Batch:
         """This rank's rows of step `step` in the host's memory, pinned where the device is a GPU.
 
         RunError if a token id is not below vocab, a file has changed, or other ranks read other
@@ -129,10 +129,10 @@ class Loader:
                 "one copy of the file is damaged or another version: give all nodes the same,"
                 " then --resume auto",
             )
-        if cell := first_beyond(windows, self._vocab):
+        if cell := find_beyond(windows, self._vocab):
             where = self._data.place(samples[cell[0]], self._seed, cell[1])
-            raise beyond(where, int(windows[cell]), self._vocab)
-        inputs = self._made.given(windows, samples, self._vocab, self._seed)
+            raise vocabulary_error(where, int(windows[cell]), self._vocab)
+        inputs = self._sampling.make_inputs(windows, samples, self._vocab, self._seed)
         inputs["draws"] = draws_of(samples, self._seed)
         parts = {name: self._local(inputs[name], layout) for name, layout in self._inputs.items()}
         return Batch(**parts)

@@ -10,9 +10,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..errors import RunError, counted, named
+from ..errors import RunError, count_with_noun, quote_first_names
 from .files import TokenFiles
-from .order import Interleaving, drawn, shuffled, whole_weights
+from .order import Interleaving, hash_of, permute, whole_weights
 
 
 class Stream:
@@ -29,7 +29,8 @@ class Stream:
         self._beyond = self._starts[-1] - self.windows * width  # tokens after the last window
         if self.windows == 0:
             raise RunError(
-                f"too little data: {counted(self.tokens, 'token')} in {counted(len(files), 'file')}"
+                f"too little data: {count_with_noun(self.tokens, 'token')} in"
+                f" {count_with_noun(len(files), 'file')}"
                 f" are less than a window of {width}"
             )
 
@@ -45,8 +46,8 @@ class Stream:
         """
         if self.windows < 2:
             raise RunError(
-                f"too little data to hold a part of it out: {named(self.files)} makes one window of"
-                f" {counted(self.width, 'token')}; write `holdout = 0`, or name more files"
+                f"too little data to hold a part of it out: {quote_first_names(self.files)} makes"
+                f" one window of {count_with_noun(self.width, 'token')}; write `holdout = 0`, or name more files"
             )
         held_out = min(max(1, round(share * self.windows)), self.windows - 1)
         before, last = copy(self), copy(self)
@@ -55,7 +56,7 @@ class Stream:
         last.first, last.windows = self.first + before.windows, held_out
         return before, last
 
-    def shared(self, other: "Stream") -> str:
+    def find_shared_file(self, other: "Stream") -> str:
         """A file that both have windows of; "" if there is none, or if the two are different
         windows of the same files.
         """
@@ -159,8 +160,8 @@ class Mixture:
         which, number = self._turns.at(sample, seed)
         name, stream = self.parts[which].name, self.parts[which].stream
         epoch, position = divmod(number, stream.windows)
-        key = drawn(seed, epoch, name) if name else drawn(seed, epoch)
-        return stream, shuffled(position, stream.windows, key)
+        key = hash_of(seed, epoch, name) if name else hash_of(seed, epoch)
+        return stream, permute(position, stream.windows, key)
 
     def passes(self, samples: int) -> list[float]:
         """How often each set is seen in the first samples."""

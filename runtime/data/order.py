@@ -18,12 +18,12 @@ part of their sum.
 """
 
 
-def drawn(*parts: object) -> int:
+def hash_of(*parts: object) -> int:
     """A number of 64 bits, a hash of the parts."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big")
 
 
-def shuffled(position: int, windows: int, key: int) -> int:
+def permute(position: int, windows: int, key: int) -> int:
     """Where `position` < `windows` goes under the permutation of this key: a Feistel cipher that
     walks its cycles.
 
@@ -69,10 +69,10 @@ def whole_weights(weights: Sequence[float]) -> list[int]:
     whole = [weight // gcd(*whole) for weight in whole]
     if sum(whole) <= LONGEST:
         return whole
-    return _rounded(whole)
+    return _round_weights(whole)
 
 
-def _rounded(weights: Sequence[int]) -> list[int]:
+def _round_weights(weights: Sequence[int]) -> list[int]:
     """Integers that add up to `LONGEST`, none of them 0: by largest remainders."""
     free, total = LONGEST - len(weights), sum(weights)
     shares = [Fraction(free * weight, total) for weight in weights]
@@ -126,7 +126,7 @@ class Interleaving:
         if length == 1:
             return self._cycle[0], sample
         cycle, place = divmod(sample, length)
-        first = drawn(seed, "cycle", cycle) % length
+        first = hash_of(seed, "cycle", cycle) % length
         position = (first + place) % length
         places = self._places[self._cycle[position]]
         before = bisect_left(places, position) - bisect_left(places, first)

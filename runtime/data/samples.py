@@ -41,7 +41,7 @@ class Windows:
             return seq + 1
         return seq
 
-    def given(
+    def make_inputs(
         self, windows: Tensor, samples: list[int], vocab: int, seed: int
     ) -> dict[str, Tensor]:
         """The model's inputs by name, int64, [rows, seq], from windows [rows, width], whose

@@ -43,9 +43,9 @@ def check_ids(mixtures: Sequence[Mixture], vocab: int, rank: int, ranks: int) ->
     for number in numbers[rank::ranks]:
         piece = pieces[number]
         tokens = piece.stream.read(piece.file, piece.start, piece.stop)
-        if cell := first_beyond(tokens[None], vocab):
+        if cell := find_beyond(tokens[None], vocab):
             where = piece.stream.place(piece.file, piece.start + cell[1])
-            raise beyond(where, int(tokens[cell[1]]), vocab)
+            raise vocabulary_error(where, int(tokens[cell[1]]), vocab)
 
 
 def _pieces(mixtures: Sequence[Mixture], vocab: int) -> Iterator[_Piece]:
@@ -62,7 +62,7 @@ def _pieces(mixtures: Sequence[Mixture], vocab: int) -> Iterator[_Piece]:
                     yield _Piece(stream, number, start, min(start + PIECE, length))
 
 
-def beyond(where: str, token: int, vocab: int) -> RunError:
+def vocabulary_error(where: str, token: int, vocab: int) -> RunError:
     """The error of an id at a place."""
     return RunError(
         f"{where} has token id {token:,}, and the plan's vocab is {vocab:,}",
@@ -71,7 +71,7 @@ def beyond(where: str, token: int, vocab: int) -> RunError:
     )
 
 
-def first_beyond(windows: Tensor, vocab: int) -> tuple[int, int] | None:
+def find_beyond(windows: Tensor, vocab: int) -> tuple[int, int] | None:
     """The row and the column of the first id of some windows that is beyond the vocabulary."""
     outside = ((windows < 0) | (windows >= vocab)).nonzero()
     if not len(outside):

@@ -84,13 +84,13 @@ class Comparison:
         """The first difference, or None; the same on all ranks of the axis, which call it alike."""
         if axis.size == 1 or not values:
             return None
-        with c10d.unrecorded():
-            rows = _gathered(self.hashes(values), axis)
+        with c10d.hide_from_recorders():
+            rows = _gather(self.hashes(values), axis)
             differing = (rows != rows[0]).any(0).any(-1)
             if not differing.any():
                 return None
             number = int(differing.nonzero()[0])
-            return self._located(number, values[number], rows[:, number], axis)
+            return self._locate(number, values[number], rows[:, number], axis)
 
     def first_copy(self, copies: Sequence[Copies], axis: Axis, model: nn.Module) -> str:
         """Words for the first of a model's copies that differs over the axis: its name, its ranks
@@ -101,7 +101,7 @@ class Comparison:
             return ""
         copy = copies[difference.number]
         parameter, index = copy.element(difference.index or 0)
-        words = differs(f"{copy.what}{parameter}{index}", axis, difference)
+        words = differs(f"{copy.prefix}{parameter}{index}", axis, difference)
         place = first_use(model, parameter)
         if place:
             words += f"; used at {place}"
@@ -114,9 +114,9 @@ class Comparison:
 
         `rows_to` and `rows_from` are this rank's numbers of rows, by rank of the axis.
         """
-        with c10d.unrecorded():
+        with c10d.hide_from_recorders():
             own_rows = torch.tensor([rows_to, rows_from], device=self._device)
-            rows_sent, rows_taken = _gathered(own_rows, axis).unbind(1)
+            rows_sent, rows_taken = _gather(own_rows, axis).unbind(1)
         differing = (rows_sent != rows_taken.mT).nonzero()
         if not len(differing):
             return ""
@@ -130,22 +130,22 @@ class Comparison:
     @torch.no_grad()
     def hashes(self, values: Sequence[Tensor]) -> Tensor:
         """[values, 3] int64: two hashes of the bits of each tensor, one of its type and shape."""
-        with c10d.unrecorded():
+        with c10d.hide_from_recorders():
             return torch.stack([self._hash(x) for x in values])
 
     def _hash(self, x: Tensor) -> Tensor:
-        blocks = self._of_blocks(x).view(-1)
+        blocks = self._hash_blocks(x).view(-1)
         layout = zlib.crc32(f"{x.dtype} {tuple(x.shape)}".encode())
         return torch.cat((_hash(words(blocks), self._whole), blocks.new_tensor([layout])))
 
-    def _of_blocks(self, x: Tensor) -> Tensor:
+    def _hash_blocks(self, x: Tensor) -> Tensor:
         """[blocks, 2] int64: two hashes of the bits of each block of `words(x)`."""
         hashes = [_hash(part, self._blocks) for part in blocks(words(x))]
         if not hashes:
             return self._blocks.new_zeros(1, 2)
         return torch.stack(hashes)
 
-    def _located(self, number: int, x: Tensor, rows: Tensor, axis: Axis) -> Difference:
+    def _locate(self, number: int, x: Tensor, rows: Tensor, axis: Axis) -> Difference:
         """The first element of x that differs, and which ranks have which value, by the `rows` of
         the ranks' hashes.
         """
@@ -165,9 +165,9 @@ class Comparison:
 
     def _first_element(self, x: Tensor, axis: Axis) -> tuple[int, Tensor]:
         """The index of the first element whose bits differ, and these bits, [ranks, bytes]."""
-        blocks = _gathered(self._of_blocks(x), axis)
+        blocks = _gather(self._hash_blocks(x), axis)
         block = int((blocks != blocks[0]).any(0).any(-1).nonzero()[0])
-        part = _gathered(words(x)[block * BLOCK : (block + 1) * BLOCK].view(torch.uint8), axis)
+        part = _gather(words(x)[block * BLOCK : (block + 1) * BLOCK].view(torch.uint8), axis)
         size = x.element_size()
         element = int((part != part[0]).any(0).nonzero()[0]) // size
         index = block * BLOCK * words(x).element_size() // size + element
@@ -179,7 +179,7 @@ def differs(name: str, axis: Axis, difference: Difference) -> str:
     return f"{name} is not the same over {axis.name}: {difference.ranks}"
 
 
-def _gathered(x: Tensor, axis: Axis) -> Tensor:
+def _gather(x: Tensor, axis: Axis) -> Tensor:
     """[ranks, …]: x of each rank of the axis."""
     out = x.new_empty((axis.size, *x.shape))
     axis.asides += 1

@@ -117,12 +117,12 @@ def _on_cpu(events: Iterable[Event], steps: Sequence[Event]) -> Iterator[_Moment
         if match := _LINE.match(event["name"]):
             lines.append(busy(event, match[1]))
     in_steps = [busy(step, True) for step in steps]
-    for (is_in_step, kind, line), time in _together(in_steps, [*sends, *ops], lines):
+    for (is_in_step, kind, line), time in _merge_series(in_steps, [*sends, *ops], lines):
         if is_in_step:
             yield kind or IDLE, line or "", time
 
 
-def _together(*all_stretches: Sequence[Busy]) -> Iterator[tuple[list[Any], float]]:
+def _merge_series(*all_stretches: Sequence[Busy]) -> Iterator[tuple[list[Any], float]]:
     """The values of several series of stretches, and the µs during which none of them changes."""
     ordered = list[tuple[float, int, Any]]()
     for series, stretches in enumerate(all_stretches):

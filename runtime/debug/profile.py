@@ -55,12 +55,12 @@ class Lines:
 
     def __enter__(self) -> None:
         self._before = sys.gettrace()
-        sys.settrace(self._called)
+        sys.settrace(self._trace_call)
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         sys.settrace(self._before)
 
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+    def _trace_call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         """Follows a function of the program, line by line."""
         if frame.f_code.co_filename != self.file:
             return None
@@ -103,7 +103,7 @@ class Lines:
 
 
 @contextmanager
-def _spanned_waits() -> Generator[None]:
+def _spans_of_waits() -> Generator[None]:
     """While entered, each wait for a collective is a span; torch's profiler does not show waits."""
     kind: Any = Work
     wait = kind.wait
@@ -180,7 +180,7 @@ class Profiler:
                 with (
                     record_function(f"step {self._first + self._done}"),
                     self._lines,
-                    _spanned_waits(),
+                    _spans_of_waits(),
                 ):
                     result = step(*args, **options)
             self._profile.step()

@@ -103,7 +103,7 @@ class _Observer(TorchDispatchMode, ABC):
         if _GROUP.isdisjoint(arguments):  # it only waits, or wraps a result
             return call()
         name = func.name().partition(".")[0]
-        shape, dtype = _sent(arguments)
+        shape, dtype = _describe_sent(arguments)
         op, group = _OPS.get(name, name), c10d.ranks_of(arguments)
         reduction = arguments.get("reduce_op", "")
         if not isinstance(reduction, str):
@@ -213,7 +213,7 @@ class CallLog(_Observer):
         return f"{op} among ranks {line['group']}, which the plan does not have here"
 
 
-def _sent(arguments: Mapping[str, Any]) -> tuple[list[int], str]:
+def _describe_sent(arguments: Mapping[str, Any]) -> tuple[list[int], str]:
     """Shape and dtype of the first tensor that goes in; on a rank that sends nothing, the dtype is
     "".
     """

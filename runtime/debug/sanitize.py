@@ -51,7 +51,7 @@ class Sanitizer:
         """Begins `step`."""
         self._step, self._microbatch = step, 0
 
-    def installed(self, model: nn.Module, copies: Sequence[Copies]) -> None:
+    def see_state(self, model: nn.Module, copies: Sequence[Copies]) -> None:
         """Watches a model; `copies` is the memory of its state."""
         self._model, self._copies = model, [*copies]
         for name, module in cast(Any, model).named_modules():
@@ -71,7 +71,7 @@ class Sanitizer:
             return calling_line("", 0)
         return calling_line(self._modules[-1], self._microbatch)
 
-    def coerced(self, x: Tensor, axis: Axis, line: Line, end: End) -> None:
+    def see_coercion(self, x: Tensor, axis: Axis, line: Line, end: End) -> None:
         """Compares a coercion's operand or result, or the gradient of one.
 
         RunError if it differs over the axis.
@@ -81,13 +81,13 @@ class Sanitizer:
             return
         microbatch = f"microbatch {line.microbatch}, " if line.microbatch else ""
         phase = "forward" if end in ("operand", "result") else "backward"
-        name = self._held(x, difference) or _named(x, difference, line, end)
+        name = self._find_parameter(x, difference) or _describe_value(x, difference, line, end)
         raise RunError(
             f"{self._step}, {microbatch}{phase}: {differs(name, axis, difference)}; at"
             f" {line.place}{self._cause(axis)}"
         )
 
-    def exchanged(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Line) -> None:
+    def see_exchange(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Line) -> None:
         """RunError, on all ranks, if one is about to send another number of rows than its peer
         waits for.
         """
@@ -102,7 +102,7 @@ class Sanitizer:
         """The hashes that `arrived` compares."""
         return self._comparison.hashes(values)
 
-    def arrived(self, values: Sequence[Tensor], hashes: Tensor, message: Crossing) -> None:
+    def check_message(self, values: Sequence[Tensor], hashes: Tensor, message: Crossing) -> None:
         """RunError, on the receiving rank alone, if a message's values are not the ones that were
         sent.
         """
@@ -118,7 +118,7 @@ class Sanitizer:
             f" {message.target}; at {self.here().place}"
         )
 
-    def updating(self) -> None:
+    def see_update_begin(self) -> None:
         """RunError if a parameter, its working copy or its optimizer state differs.
 
         Call it before an update: afterwards rounding may have made values equal that differed when
@@ -126,7 +126,7 @@ class Sanitizer:
         """
         self._compare_copies("state", "working")
 
-    def updated(self) -> None:
+    def see_update_end(self) -> None:
         """RunError if a parameter or its optimizer state differs."""
         self._compare_copies("state")
 
@@ -134,7 +134,7 @@ class Sanitizer:
         """RunError if one of the named values differs over the axis."""
         if difference := self._comparison.first([*values.values()], axis):
             name, x = [*values.items()][difference.number]
-            words = differs(f"`{name}`{_at(x, difference)}", axis, difference)
+            words = differs(f"`{name}`{_describe_index(x, difference)}", axis, difference)
             raise RunError(f"{self._step}, {when}: {words}")
 
     def _compare_copies(self, *roles: Role) -> None:
@@ -147,7 +147,7 @@ class Sanitizer:
             if difference := self._comparison.first_copy(group, axis, self._model):
                 raise RunError(f"{when}: {difference}")
 
-    def _held(self, x: Tensor, difference: Difference) -> str:
+    def _find_parameter(self, x: Tensor, difference: Difference) -> str:
         """The parameter whose memory holds the first element of x that differs; "" if there is
         none.
         """
@@ -155,7 +155,7 @@ class Sanitizer:
         for copy in self._copies:
             offset = address - copy.tensor.data_ptr()
             if 0 <= offset < copy.tensor.nbytes:
-                return copy.what + "".join(copy.element(offset // copy.tensor.element_size()))
+                return copy.prefix + "".join(copy.element(offset // copy.tensor.element_size()))
         return ""
 
     def _cause(self, axis: Axis) -> str:
@@ -172,10 +172,10 @@ class Sanitizer:
         return f"; before it, {difference}" if difference else ""
 
 
-def _named(x: Tensor, difference: Difference, line: Line, end: End) -> str:
+def _describe_value(x: Tensor, difference: Difference, line: Line, end: End) -> str:
     """For instance `the gradient of `a` at [0, 1, 5] in layers.1`."""
     name = line.operand if "operand" in end else line.result
-    words = f"`{name}`{_at(x, difference)}"
+    words = f"`{name}`{_describe_index(x, difference)}"
     if "gradient" in end:
         words = f"the gradient of {words}"
     if line.module:
@@ -183,14 +183,14 @@ def _named(x: Tensor, difference: Difference, line: Line, end: End) -> str:
     return words
 
 
-def _at(x: Tensor, difference: Difference) -> str:
+def _describe_index(x: Tensor, difference: Difference) -> str:
     if difference.index is None or not x.dim():
         return ""
     indices = torch.unravel_index(torch.tensor(difference.index), x.shape)
     return f" at {[int(index) for index in indices]}"
 
 
-def observed(
+def observe(
     function: Callable[_P, Metrics],
     mesh: Mesh,
     inputs: Mapping[str, Input],

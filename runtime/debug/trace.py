@@ -132,7 +132,7 @@ class Busy(NamedTuple):
     order: int
     start: float
     end: float
-    of: Any
+    value: Any
 
 
 def busy(event: Event, value: Any, order: int = 0) -> Busy:
@@ -154,7 +154,7 @@ def changes(stretches: Iterable[Busy]) -> Iterator[tuple[float, Any]]:
             following += 1
         while active and ordered[-active[0][2]].end <= time:
             heappop(active)
-        yield time, ordered[-active[0][2]].of if active else None
+        yield time, ordered[-active[0][2]].value if active else None
 
 
 class _Cover:

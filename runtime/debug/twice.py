@@ -54,26 +54,26 @@ class CopyCheck:
         for name, layout in inputs.items():
             split = set[str]().union(*layout.split.values())
             self._inputs[name] = state.mesh.without(split)
-        self._held = [*state.copies()]
+        self._copies = [*state.copies()]
         self._by_axis: dict[Axis, list[Copies]] = {}
-        self._begun: dict[str, Tensor] = {}
+        self._hashes_at_begin: dict[str, Tensor] = {}
 
     def begin(self, batch: Batch) -> None:
         """Takes the copies and the state at the beginning of a step that is compared."""
         copies_of_inputs = list[Copies]()
         for name, axis in self._inputs.items():
             value: Tensor = getattr(batch, name)
-            element = partial(_of_input, name, value.shape)
+            element = partial(_locate_in_input, name, value.shape)
             copies_of_inputs.append(Copies(value, axis, "state", "input ", element))
         self._by_axis = {}
-        for copies in (*copies_of_inputs, *self._held):
+        for copies in (*copies_of_inputs, *self._copies):
             if copies.axis.size > 1:
                 self._by_axis.setdefault(copies.axis, []).append(copies)
-        self._begun = self._at_rest()
+        self._hashes_at_begin = self._at_rest()
 
     def _at_rest(self) -> dict[str, Tensor]:
         """Hashes of the state that only an update changes, by key."""
-        counters = dict(self._state.kept)
+        counters = dict(self._state.replicated_values)
         boxes = dict[str, Tensor]()
         for box in self._state.boxes():
             if box.key not in counters and box.tensor.numel():
@@ -108,7 +108,7 @@ class CopyCheck:
         """Words for state that has changed since the beginning of the step; "" if none has."""
         changed = list[str]()
         for key, hashes in self._at_rest().items():
-            if not torch.equal(hashes, self._begun[key]):
+            if not torch.equal(hashes, self._hashes_at_begin[key]):
                 changed.append(key)
         if not changed:
             return ""
@@ -144,12 +144,12 @@ class Replay:
 
         RunError on all ranks where a bit differs.
         """
-        self._state.held.paused = True
+        self._state.hold.paused = True
         try:
-            with c10d.unrecorded():  # the step is recorded once
+            with c10d.hide_from_recorders():  # the step is recorded once
                 first, _ = self._seen(self._train_step, model, batch, lr)
         finally:
-            self._state.held.paused = False
+            self._state.hold.paused = False
         begin()
         around_before, updated = self._state.around, list[str]()
         self._state.around = partial(self._twice, updated)
@@ -280,7 +280,7 @@ def _who() -> str:
     return f"rank {c10d.place()[0]} on {gethostname()}"
 
 
-def _of_input(name: str, shape: Sequence[int], element: int) -> tuple[str, str]:
+def _locate_in_input(name: str, shape: Sequence[int], element: int) -> tuple[str, str]:
     """The name of an input, and the indices of its element: its microbatch, and the place in it."""
     indices = torch.unravel_index(torch.tensor(element), [*shape])
     return name, str([int(index) for index in indices])

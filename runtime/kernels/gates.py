@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..comm.functional_collectives import distinct
-from ..ops.fused_linear import beside
+from ..ops.fused_linear import empty_adjacent_like
 from . import launching
 from .launching import Tile, Tiled, blocks, matrix
 
@@ -33,7 +33,7 @@ _KINDS: dict[str, Kind] = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 @triton.jit
-def _activated(a, KIND: tl.constexpr):
+def _activation_and_slope(a, KIND: tl.constexpr):
     """The activation of a, and its slope."""
     if KIND == "silu":
         s = tl.sigmoid(a)
@@ -55,7 +55,7 @@ def gate_forward(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = (row < rows) & (column < WIDTH)
     gate = tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32)
-    value, _ = _activated(gate, KIND)  # pyright: ignore[reportGeneralTypeIssues]
+    value, _ = _activation_and_slope(gate, KIND)  # pyright: ignore[reportGeneralTypeIssues]
     value *= tl.load(b + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
 
@@ -70,7 +70,7 @@ def gate_backward(
     inside = (row < rows) & (column < WIDTH)
     grad = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(a + row * a_stride + column, mask=inside, other=0.0).to(tl.float32)
-    value, slope = _activated(gate, KIND)  # pyright: ignore[reportGeneralTypeIssues]
+    value, slope = _activation_and_slope(gate, KIND)  # pyright: ignore[reportGeneralTypeIssues]
     other = tl.load(b + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(
         da + row * d_stride + column, (grad * other * slope).to(da.dtype.element_ty), mask=inside
@@ -83,7 +83,7 @@ class SiluMul(Tiled[Tile]):
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """a and b [..., f], of one shape."""
-        return _gated(a, b, "silu", self.tile_for(a.shape[-1], a, b))
+        return _apply_gate(a, b, "silu", self.tile_for(a.shape[-1], a, b))
 
 
 class GeluMul(Tiled[Tile]):
@@ -93,10 +93,10 @@ class GeluMul(Tiled[Tile]):
         self, a: Tensor, b: Tensor, approximate: Literal["none", "tanh"] = "none"
     ) -> Tensor:
         """a and b [..., f], of one shape; approximate as in torch.nn.functional.gelu."""
-        return _gated(a, b, _KINDS[approximate], self.tile_for(a.shape[-1], a, b))
+        return _apply_gate(a, b, _KINDS[approximate], self.tile_for(a.shape[-1], a, b))
 
 
-def _gated(a: Tensor, b: Tensor, kind: Kind, tile: Tile | None) -> Tensor:
+def _apply_gate(a: Tensor, b: Tensor, kind: Kind, tile: Tile | None) -> Tensor:
     assert a.shape == b.shape, "gates: the two halves are multiplied element by element"
     return cast(Any, _Gate).apply(a, b, kind, tile)
 
@@ -110,7 +110,9 @@ class _Gate(Function):
         ctx.how = (kind, tile)
         if tile is None:
             return distinct(
-                (_activated_torch(a, kind)[0] * b).to(torch.promote_types(a.dtype, b.dtype))
+                (_torch_activation_and_slope(a, kind)[0] * b).to(
+                    torch.promote_types(a.dtype, b.dtype)
+                )
             )
         out = torch.empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype), device=a.device)
         _launch(gate_forward, (a, b), (out,), (), kind, tile)
@@ -124,11 +126,11 @@ class _Gate(Function):
             ctx.how,
         )
         if tile is None:
-            value, slope = _activated_torch(a, kind)
+            value, slope = _torch_activation_and_slope(a, kind)
             # not allocated before: the activation takes more memory while it is computed
-            da, db = beside([a, b])
+            da, db = empty_adjacent_like([a, b])
             return da.copy_(slope.mul_(g).mul_(b)), db.copy_(value.mul_(g)), None, None
-        da, db = beside([a, b])
+        da, db = empty_adjacent_like([a, b])
         _launch(
             gate_backward, (g, a, b), (da, db), (matrix(da, a.shape[-1]).stride(0),), kind, tile
         )
@@ -158,7 +160,7 @@ def _launch(
     )
 
 
-def _activated_torch(a: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+def _torch_activation_and_slope(a: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     """The activation of a, and its slope, in float32 at least."""
     a = a.to(torch.promote_types(a.dtype, torch.float32))
     if kind == "silu":

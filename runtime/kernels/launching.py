@@ -40,7 +40,7 @@ class Tile:
 
     def across(self, width: int) -> int:
         """The columns of a block, of rows of this width."""
-        return self.columns or padded(width)
+        return self.columns or next_power_of_two(width)
 
     def options(self, width: int, columns: int) -> dict[str, int]:
         """The constants of a kernel for rows of this width in blocks of `columns`, and the options
@@ -139,6 +139,6 @@ def blocks(size: int, block_size: int) -> int:
     return -(-size // block_size)
 
 
-def padded(size: int) -> int:
+def next_power_of_two(size: int) -> int:
     """The next power of two, which Triton wants of a block."""
     return 1 << (size - 1).bit_length()

@@ -17,14 +17,14 @@ NaN comes from them.
 
 
 @triton.jit
-def _capped(x, CAP: tl.constexpr):
+def _soft_cap(x, CAP: tl.constexpr):
     if CAP != 0:
         x = CAP * (2 * tl.sigmoid(2 / CAP * x) - 1)
     return x
 
 
 @triton.jit
-def _joined(m, z, x):
+def _merge_max_and_sum(m, z, x):
     """m and z of each lane, joined with its row of x: one exponential for each element, and one for
     the lane.
     """
@@ -47,22 +47,24 @@ def logit_softmax_stats(
     logits += row * stride
     label = tl.load(labels + row)
     here = (label >= first) & (label < first + size)
-    of_label = _capped(tl.load(logits + (label - first), mask=here, other=0.0).to(tl.float32), CAP)
+    of_label = _soft_cap(
+        tl.load(logits + (label - first), mask=here, other=0.0).to(tl.float32), CAP
+    )
     columns = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     m, z = tl.full([LANES], LOWEST, tl.float32), tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES], tl.float32)
     whole = size // (LANES * WIDTH) * (LANES * WIDTH)
     for start in range(0, whole, LANES * WIDTH):
-        x = _capped(tl.load(logits + start + columns).to(tl.float32), CAP)
-        m, z = _joined(m, z, x)
+        x = _soft_cap(tl.load(logits + start + columns).to(tl.float32), CAP)
+        m, z = _merge_max_and_sum(m, z, x)
         if SMOOTHED:
             total += tl.sum(x, axis=1)
     if whole < size:
         # padding too: of a width that 16 divides, no load of 16 bytes is cut
         there = whole + columns < width
-        x = _capped(tl.load(logits + whole + columns, mask=there, other=0.0).to(tl.float32), CAP)
+        x = _soft_cap(tl.load(logits + whole + columns, mask=there, other=0.0).to(tl.float32), CAP)
         real = whole + columns < size
-        m, z = _joined(m, z, tl.where(real, x, float("-inf")))
+        m, z = _merge_max_and_sum(m, z, tl.where(real, x, float("-inf")))
         if SMOOTHED:
             total += tl.sum(tl.where(real, x, 0.0), axis=1)
 
@@ -92,7 +94,9 @@ def logit_gradient(
     row = (tl.program_id(0) // blocks).to(tl.int64)
     columns = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     there = columns < width
-    x = _capped(tl.load(logits + row * stride + columns, mask=there, other=0.0).to(tl.float32), CAP)
+    x = _soft_cap(
+        tl.load(logits + row * stride + columns, mask=there, other=0.0).to(tl.float32), CAP
+    )
     d_t, label = tl.load(g_t + row), tl.load(labels + row)
     gradient = tl.load(g_z + row) * tl.exp(x - tl.load(m + row)) + d_t * class_share
     gradient += tl.where(columns == label - first, d_t * (1 - smoothing), 0.0)

@@ -36,7 +36,7 @@ class Classes:
     first: int
     size: int
     smoothing: float = 0.0
-    each: float = 0.0
+    class_share: float = 0.0
     cap: float = 0.0
 
     def part(self, columns: slice) -> "Classes":
@@ -55,7 +55,7 @@ class Classes:
         for every class.
         """
         _, here = self.column(labels)
-        return (1 - self.smoothing) * here.to(dtype) + self.each * self.size
+        return (1 - self.smoothing) * here.to(dtype) + self.class_share * self.size
 
 
 def classes_of(
@@ -115,7 +115,7 @@ def add_parts(
         _kernels.logit_softmax_stats,
         (logits.shape[0],),
         *(logits, labels, *parts, logits.stride(0)),
-        *(classes.first, classes.size, logits.shape[1], classes.smoothing, classes.each),
+        *(classes.first, classes.size, logits.shape[1], classes.smoothing, classes.class_share),
         warps=tile.warps,
         CAP=classes.cap,
         SMOOTHED=classes.smoothing != 0,
@@ -148,7 +148,7 @@ def put_gradient(
         _kernels.logit_gradient,
         (rows * blocks(columns, tile.columns),),
         *(logits, out, labels, m, *gradients, logits.stride(0)),
-        *(classes.first, classes.size, columns, classes.smoothing, classes.each),
+        *(classes.first, classes.size, columns, classes.smoothing, classes.class_share),
         warps=tile.warps,
         CAP=classes.cap,
         COLUMNS=tile.columns,
@@ -165,12 +165,12 @@ def _add_parts(
         t.zero_()
     if classes.size == 0:
         return
-    x = _bounded(logits, m.dtype, classes)
+    x = _class_logits(logits, m.dtype, classes)
     column, here = classes.column(labels)
     label = x.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill_(~here, 0)
     t.add_(label, alpha=1 - classes.smoothing)
-    if classes.each:
-        t.add_(x.sum(-1), alpha=classes.each)
+    if classes.class_share:
+        t.add_(x.sum(-1), alpha=classes.class_share)
     peak = torch.maximum(m, x.amax(-1))
     z.mul_((m - peak).exp_()).add_((x - peak.unsqueeze(-1)).exp_().sum(-1))
     m.copy_(peak)
@@ -188,11 +188,11 @@ def _put_gradient(
     if classes.size == 0:
         out.zero_()
         return
-    x = _bounded(logits, m.dtype, classes)
+    x = _class_logits(logits, m.dtype, classes)
     column, here = classes.column(labels)
     gradient = (x - m.unsqueeze(-1)).exp_().mul_(g_z)
-    if classes.each:
-        gradient.add_(g_t, alpha=classes.each)
+    if classes.class_share:
+        gradient.add_(g_t, alpha=classes.class_share)
     hot = (1 - classes.smoothing) * g_t.masked_fill(~here.unsqueeze(-1), 0)
     gradient.scatter_add_(-1, column.unsqueeze(-1), hot)
     if classes.cap:
@@ -201,7 +201,7 @@ def _put_gradient(
     out[:, classes.size :] = 0
 
 
-def _bounded(logits: Tensor, dtype: torch.dtype, classes: Classes) -> Tensor:
+def _class_logits(logits: Tensor, dtype: torch.dtype, classes: Classes) -> Tensor:
     """The logits of the columns that are classes, capped if there is a cap."""
     x = logits[:, : classes.size].to(dtype)
     if not classes.cap:

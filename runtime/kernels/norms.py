@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import launching, norm_kernels
-from .launching import Tile, Tiled, blocks, matrix, padded
+from .launching import Tile, Tiled, blocks, matrix, next_power_of_two
 
 KEPT = 4096
 """Elements of rows that a program's registers hold in backward, beside sums of as many.  A program
@@ -102,7 +102,7 @@ def _forward(
         (blocks(rows, tile.rows),),
         *(x, y, weight, bias, s_out, a),
         *(mean, root, x.stride(0), y_stride, rows, eps),
-        **tile.options(width, padded(width)),
+        **tile.options(width, next_power_of_two(width)),
     )
     return s, a, mean, root
 
@@ -132,8 +132,8 @@ def _backward(
         (programs,),
         *(da, gs, s, weight.contiguous(), mean, root, ds, sums[0], sums[1] if biased else None),
         *(da.stride(0), gs_stride, s.stride(0), s.shape[0]),
-        **tile.options(width, padded(width)),
-        AGAIN=tile.rows * padded(width) > KEPT,
+        **tile.options(width, next_power_of_two(width)),
+        AGAIN=tile.rows * next_power_of_two(width) > KEPT,
     )
     return ds, *sums.sum(1).unbind()
 
@@ -181,7 +181,7 @@ def _backward_torch(
     return ds.to(s.dtype), dweight, dbias
 
 
-def _normed(
+def _apply_norm(
     op: Tiled[Tile],
     x: Tensor,
     y: Tensor | None,
@@ -212,7 +212,7 @@ class LayerNorm(Tiled[Tile]):
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float
     ) -> Tensor:
         """As `scalec.runtime.layer_norm`; x [..., *weight.shape]."""
-        return _normed(self, x, None, weight, bias, eps, True)
+        return _apply_norm(self, x, None, weight, bias, eps, True)
 
 
 class AddLayerNorm(Tiled[Tile]):
@@ -226,7 +226,7 @@ class AddLayerNorm(Tiled[Tile]):
         self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float
     ) -> tuple[Tensor, Tensor]:
         """(s, a); x and y [..., *weight.shape]."""
-        return _normed(self, x, y, weight, bias, eps, True)
+        return _apply_norm(self, x, y, weight, bias, eps, True)
 
 
 class RMSNorm(Tiled[Tile]):
@@ -238,7 +238,7 @@ class RMSNorm(Tiled[Tile]):
 
     def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """As `scalec.runtime.rms_norm`; x [..., *weight.shape]."""
-        return _normed(self, x, None, weight, None, eps, False)
+        return _apply_norm(self, x, None, weight, None, eps, False)
 
 
 class AddRMSNorm(Tiled[Tile]):
@@ -250,4 +250,4 @@ class AddRMSNorm(Tiled[Tile]):
 
     def __call__(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(s, a); x and y [..., *weight.shape]."""
-        return _normed(self, x, y, weight, None, eps, False)
+        return _apply_norm(self, x, y, weight, None, eps, False)

@@ -20,7 +20,7 @@ from torch.autograd import Function
 
 from ..comm.functional_collectives import distinct
 from . import launching
-from .launching import Tile, Tiled, blocks, padded
+from .launching import Tile, Tiled, blocks, next_power_of_two
 
 
 @triton.jit
@@ -113,25 +113,25 @@ class _Rope(Function):
     def forward(ctx: Any, table: Tensor, tile: Tile | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(table)
         ctx.tile = tile
-        return tuple(distinct(out) for out in _turned(tensors, table, tile, 1))
+        return tuple(distinct(out) for out in _rotate(tensors, table, tile, 1))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (table,) = cast(tuple[Tensor], ctx.saved_tensors)
-        return None, None, *_turned(grad_outputs, table, ctx.tile, -1)
+        return None, None, *_rotate(grad_outputs, table, ctx.tile, -1)
 
 
-def _turned(
+def _rotate(
     tensors: tuple[Tensor, ...], table: Tensor, tile: Tile | None, sign: int
 ) -> tuple[Tensor, ...]:
     if tile is None:
-        return tuple(_turned_torch(x, table, sign) for x in tensors)
+        return tuple(_rotate_by_torch(x, table, sign) for x in tensors)
     q, *others = tensors
     k = others[0] if others else None
-    return _launched(q, k, table, tile, sign)
+    return _rotate_by_kernel(q, k, table, tile, sign)
 
 
-def _turned_torch(x: Tensor, table: Tensor, sign: int) -> Tensor:
+def _rotate_by_torch(x: Tensor, table: Tensor, sign: int) -> Tensor:
     turned = table.shape[-1]
     cosine, sine = table.to(torch.promote_types(x.dtype, torch.float32)).unbind()
     u = x[..., :turned]
@@ -141,7 +141,7 @@ def _turned_torch(x: Tensor, table: Tensor, sign: int) -> Tensor:
     return torch.cat([out, x[..., turned:]], -1)
 
 
-def _launched(
+def _rotate_by_kernel(
     q: Tensor, k: Tensor | None, table: Tensor, tile: Tile, sign: int
 ) -> tuple[Tensor, ...]:
     seq, size, turned, dims = table.shape[1], q.shape[-1], table.shape[-1], table.ndim - 3
@@ -159,10 +159,10 @@ def _launched(
         k = _by_head(k, dims)
         k_rows, k_heads = k.shape[0] * k.shape[1], k.shape[1]
         k_out, k_strides = outs[1], (k.stride(0), k.stride(1))
-    half = padded(turned // 2)
+    half = next_power_of_two(turned // 2)
     rest = 0
     if turned < size:
-        rest = padded(size - turned)
+        rest = next_power_of_two(size - turned)
     # more threads would have less than 16 bytes each
     parts = tile.rows * half * q.element_size() // 16
     launching.launch(

@@ -14,7 +14,7 @@ from ..comm.mesh import Axis, Mesh
 from ..comm.positions import Positions
 from .deterministic import attention as deterministic_attention
 from .dropout import dropout as dropped
-from .plain_attention import padded, wide
+from .plain_attention import pad_last_dim, wide
 
 
 def rope_frequencies(
@@ -134,7 +134,7 @@ def attention(
         return _by_kernels(q, k, v, *mask, scale, deterministic)
     split = {dim: part for dim, part in ((1, heads), (2, positions)) if part}
     drop = partial(dropped, draws=draws, p=dropout, site=site, batch=0, split=split)
-    return _unfused(q, k, v, *mask, scale, softcap, drop)
+    return _attention_with_all_scores(q, k, v, *mask, scale, softcap, drop)
 
 
 def _by_kernels(
@@ -154,14 +154,16 @@ def _by_kernels(
         if scale is None:
             scale = q.shape[-1] ** -0.5
         width = max(q.shape[-1], v.shape[-1])
-        operands = padded(q, width), padded(k, width), padded(v, width)
+        operands = pad_last_dim(q, width), pad_last_dim(k, width), pad_last_dim(v, width)
         out = _by_kernels(*operands, seq, documents, causal, window, positions, scale, False)
         return out[..., : v.shape[-1]]
     deterministic = deterministic and q.is_cuda
     if positions is None:
-        return _fused(q, 0, documents, k, v, seq, documents, causal, window, scale, deterministic)
+        return _fused_attention(
+            q, 0, documents, k, v, seq, documents, causal, window, scale, deterministic
+        )
     fused = partial(
-        _fused,
+        _fused_attention,
         k=k,
         v=v,
         seq=seq,
@@ -203,7 +205,7 @@ def by_chunks(
     return torch.cat(outs, seq)
 
 
-def _fused(
+def _fused_attention(
     q: Tensor,
     start: int,
     q_documents: Tensor | None,
@@ -272,7 +274,7 @@ def _seen(
     return seen & (q_documents[:, None, :, None] == k_documents[:, None, None, :])
 
 
-def _unfused(
+def _attention_with_all_scores(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -61,15 +61,17 @@ class _Dropout(Function):
     ) -> Tensor:
         ctx.save_for_backward(draws)
         ctx.how = (p, site, batch, split)
-        return _dropped(x, draws, p, site, batch, split)
+        return _apply_dropout(x, draws, p, site, batch, split)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (draws,) = cast(tuple[Tensor, ...], ctx.saved_tensors)
-        return _dropped(grad_outputs[0], draws, *ctx.how), None, None, None, None, None
+        return _apply_dropout(grad_outputs[0], draws, *ctx.how), None, None, None, None, None
 
 
-def _dropped(x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Split) -> Tensor:
+def _apply_dropout(
+    x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Split
+) -> Tensor:
     key = _along(words(draws, torch.full_like(draws, site)), batch, x.ndim)
     return (x * (1 / (1 - p))).masked_fill(happens(p, key, _index(x, batch, split)), 0)
 

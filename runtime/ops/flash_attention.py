@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .plain_attention import Saved, Setting, padded, wide
+from .plain_attention import Saved, Setting, pad_last_dim, wide
 
 _ATEN: Any = cast(Any, torch.ops).aten
 _CUDA: Any = torch.backends.cuda
@@ -102,7 +102,7 @@ def _by_head(x: Tensor, how: Setting, width: int) -> Tensor:
     """
     if _kind(x) == "cpu":
         x = x.to(wide(x.dtype))
-    x = padded(x, width)
+    x = pad_last_dim(x, width)
     if x.stride(-1) != 1:
         x = x.contiguous()
     return x.movedim(how.seq, -2)

@@ -79,7 +79,7 @@ class _Linears(Function):
         grads = _together(
             [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs], whole.shape[1]
         )
-        d_x = _summed(grads, whole).view(x.shape) if of_x else None
+        d_x = _sum_of_products(grads, whole).view(x.shape) if of_x else None
         make = partial(_of_weights, grads, rows, [weight.shape[0] for weight in ctx.weights])
         if not any(of_weights) or put_off(ctx.weights, make):
             return None, d_x, None, *([None] * len(of_weights))
@@ -93,7 +93,7 @@ def _together(grads: list[Tensor], width: int) -> list[Tensor]:
     """Gradients [rows, n] as one [rows, Σn], if they lie so or a copy costs no more than it
     saves; else as they are.
     """
-    if (whole := joint(grads)) is not None:
+    if (whole := joint_tensor(grads)) is not None:
         return [whole]
     if not copies_into_one([grad.shape[1] for grad in grads], width):
         return grads
@@ -107,7 +107,7 @@ def copies_into_one(sizes: Sequence[int], width: int) -> bool:
     return sum(sizes) <= width * (len(sizes) - 1)
 
 
-def _summed(grads: Sequence[Tensor], whole: Tensor) -> Tensor:
+def _sum_of_products(grads: Sequence[Tensor], whole: Tensor) -> Tensor:
     """The sum of the products of gradients [rows, n] with the parts of the weights [Σn, k]."""
     weights = whole.split_with_sizes([grad.shape[1] for grad in grads])
     total = grads[0] @ weights[0]
@@ -127,16 +127,16 @@ def _of_weights(grads: Sequence[Tensor], rows: Tensor, sizes: Sequence[int]) -> 
 # ---- adjacent tensors: consecutive slices of the last dim of one
 
 
-def joint(parts: Sequence[Tensor]) -> Tensor | None:
+def joint_tensor(parts: Sequence[Tensor]) -> Tensor | None:
     """The tensor [..., Σn] that `parts` [..., n] are slices of; None if they are not."""
-    if not are_beside(parts):
+    if not are_adjacent(parts):
         return None
     first = parts[0]
     width = sum(part.shape[-1] for part in parts)
     return first.as_strided((*first.shape[:-1], width), first.stride())
 
 
-def are_beside(parts: Sequence[Tensor]) -> bool:
+def are_adjacent(parts: Sequence[Tensor]) -> bool:
     """Whether each begins where the one before ends, in each row of one piece of memory; in a
     graph nobody can say.
     """
@@ -159,11 +159,11 @@ def _storage(x: Tensor) -> int:
     return cast(Any, x.untyped_storage())._cdata
 
 
-def beside(parts: Sequence[Tensor]) -> list[Tensor]:
+def empty_adjacent_like(parts: Sequence[Tensor]) -> list[Tensor]:
     """Empty tensors like `parts` [..., n], which lie as the parts do: as slices of one tensor, or
     each in memory of its own.
     """
-    if not are_beside(parts):
+    if not are_adjacent(parts):
         return [part.new_empty(part.shape) for part in parts]
     sizes = [part.shape[-1] for part in parts]
     return [*parts[0].new_empty((*parts[0].shape[:-1], sum(sizes))).split_with_sizes(sizes, dim=-1)]

@@ -29,7 +29,7 @@ def products(x: Tensor, weight: Tensor, groups: Groups | None) -> Tensor:
     """x · weight[e] for the rows of each expert e: [rows, i], [experts, i, o] → [rows, o]."""
     if groups is None:
         return torch.bmm(x, weight)
-    if is_torchs(x, weight):
+    if is_for_grouped_mm(x, weight):
         return F.grouped_mm(x, weight, offs=groups.ends)
     out = x.new_empty((len(x), weight.shape[-1]))
     for expert_weight, (first, end) in zip(weight, _spans(groups), strict=True):
@@ -43,7 +43,7 @@ def of_weight(gradient: Tensor, x: Tensor, groups: Groups | None) -> Tensor:
     """
     if groups is None:
         return torch.bmm(gradient.mT, x)
-    if is_torchs(gradient, x):
+    if is_for_grouped_mm(gradient, x):
         whole = F.grouped_mm(gradient.mT, x, offs=groups.ends)
         for expert_gradient, size in zip(whole, groups.sizes, strict=True):
             if not size:
@@ -56,7 +56,7 @@ def of_weight(gradient: Tensor, x: Tensor, groups: Groups | None) -> Tensor:
     return out
 
 
-def is_torchs(*operands: Tensor) -> bool:
+def is_for_grouped_mm(*operands: Tensor) -> bool:
     """Whether `grouped_mm` multiplies these."""
     return (
         operands[0].is_cuda and _has_kernel(operands[0].device) and all(map(_is_aligned, operands))

@@ -72,7 +72,7 @@ def forward(
         lse_heads[..., rows] = sums = scores.logsumexp(-1)
         weights = (scores - _finite(sums)).exp()
         out_heads[..., rows, :] = torch.einsum(
-            "bhgqk,bhkd->bhgqd", weights, _widened(v_heads[..., columns, :])
+            "bhgqk,bhkd->bhgqd", weights, _to_wide(v_heads[..., columns, :])
         )
     return out, lse
 
@@ -89,13 +89,13 @@ def backward(
         _queries(g_out, k, how),
     )
     lse_heads = lse.view(*q_heads.shape[:-1])
-    delta = (_widened(g_heads) * _queries(out, k, how)).sum(-1)
+    delta = (_to_wide(g_heads) * _queries(out, k, how)).sum(-1)
     g_q, g_k, g_v = (
         torch.zeros(operand.shape, dtype=wide(q.dtype), device=q.device) for operand in (q, k, v)
     )
     for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
-        q_part, g_part = _widened(q_heads[..., rows, :]), _widened(g_heads[..., rows, :])
-        k_part, v_part = _widened(k_heads[..., columns, :]), _widened(v_heads[..., columns, :])
+        q_part, g_part = _to_wide(q_heads[..., rows, :]), _to_wide(g_heads[..., rows, :])
+        k_part, v_part = _to_wide(k_heads[..., columns, :]), _to_wide(v_heads[..., columns, :])
         scores = _scores(q_part, k_part, how)
         weights = (scores - _finite(lse_heads[..., rows])).exp().masked_fill(~pairs, 0)
         _keys(g_v, how)[..., columns, :] += torch.einsum("bhgqk,bhgqd->bhkd", weights, g_part)
@@ -113,14 +113,14 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def padded(x: Tensor, width: int) -> Tensor:
+def pad_last_dim(x: Tensor, width: int) -> Tensor:
     """x with zeros after its last dim, up to a width."""
     if x.shape[-1] == width:
         return x
     return pad(x, (0, width - x.shape[-1]))
 
 
-def _widened(x: Tensor) -> Tensor:
+def _to_wide(x: Tensor) -> Tensor:
     return x.to(wide(x.dtype))
 
 
@@ -136,7 +136,7 @@ def _queries(x: Tensor, k: Tensor, how: Setting) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, how: Setting) -> Tensor:
-    products: Tensor = torch.einsum("bhgqd,bhkd->bhgqk", _widened(q), _widened(k))
+    products: Tensor = torch.einsum("bhgqd,bhkd->bhgqk", _to_wide(q), _to_wide(k))
     scores = products * how.scale
     if not how.cap:
         return scores

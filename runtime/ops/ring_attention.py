@@ -122,16 +122,16 @@ def calls(q_chunks: Chunks, k_chunks: Chunks, causal: bool, window: int) -> tupl
     if causal:
         least = 0
     unmerged: list[Call] = []
-    for columns, first_key in _numbered(k_chunks):
-        for rows, first in _numbered(q_chunks):
+    for columns, first_key in _runs_with_places(k_chunks):
+        for rows, first in _runs_with_places(q_chunks):
             shift = first - first_key
             nearest, furthest = shift - columns[1] + 1, shift + rows[1] - 1
             if furthest >= least and nearest <= most:
                 unmerged.append(Call(rows, columns, shift, nearest < least or furthest > most))
-    return tuple(_joined(_joined(unmerged)))
+    return tuple(_join_neighbours(_join_neighbours(unmerged)))
 
 
-def _numbered(runs: Chunks) -> Iterator[tuple[tuple[int, int], int]]:
+def _runs_with_places(runs: Chunks) -> Iterator[tuple[tuple[int, int], int]]:
     """Each run's place among a rank's positions, and its first position."""
     offset = 0
     for start, length in runs:
@@ -139,7 +139,7 @@ def _numbered(runs: Chunks) -> Iterator[tuple[tuple[int, int], int]]:
         offset += length
 
 
-def _joined(unmerged: Sequence[Call]) -> list[Call]:
+def _join_neighbours(unmerged: Sequence[Call]) -> list[Call]:
     """Calls one after another, neighbours without a mask as one."""
     merged: list[Call] = []
     for call in unmerged:
@@ -194,7 +194,7 @@ class _Ring:
                     self._rows(values, call.columns),
                 )
                 totals = self._rows(out, call.rows), lse.narrow(-1, *call.rows)
-                forward = self._of(*operands, ids, how).forward
+                forward = self._find_backend(*operands, ids, how).forward
                 # The further results have no name, so that their memory is free after the merge.
                 _merge(*totals, *forward(*operands, *ids, how, dtype=out.dtype), how.seq)
         return out.to(q.dtype), lse
@@ -210,7 +210,7 @@ class _Ring:
         work: Any = None
         for hop, (keys, values) in enumerate(self._around(k, v)):
             flat = g_q.new_zeros(k.numel() + v.numel())
-            g_k, g_v = _unpacked(flat, k, v)
+            g_k, g_v = _unpack(flat, k, v)
             for call, ids, how in self._calls(hop, documents):
                 rows, columns = call.rows, call.columns
                 operands = (
@@ -224,7 +224,7 @@ class _Ring:
                     self._rows(out, rows),
                     lse.narrow(-1, *rows).contiguous(),
                 )
-                back = self._of(*operands, ids, how).backward
+                back = self._find_backend(*operands, ids, how).backward
                 totals = self._rows(g_q, rows), self._rows(g_k, columns), self._rows(g_v, columns)
                 _add(totals, back(saved_here, self._rows(g_out, rows), how, dtype=g_q.dtype))
             if hop:
@@ -237,7 +237,7 @@ class _Ring:
         if last:
             work.wait()
             sent = arriving
-        g_k, g_v = _unpacked(sent, k, v)
+        g_k, g_v = _unpack(sent, k, v)
         return g_q.to(q.dtype), g_k.to(k.dtype), g_v.to(v.dtype)
 
     def _around(self, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -247,7 +247,7 @@ class _Ring:
         there = torch.empty_like(here) if last else here
         for hop in range(last + 1):
             work = rotate(here, there, self.axis, 1) if hop < last else None
-            yield _unpacked(here, k, v)
+            yield _unpack(here, k, v)
             if work is not None:
                 work.wait()
             here, there = there, here
@@ -269,7 +269,7 @@ class _Ring:
                 how = replace(limited, shift=call.shift)
             yield call, ids, how
 
-    def _of(
+    def _find_backend(
         self, q: Tensor, k: Tensor, v: Tensor, ids: tuple[Tensor | None, ...], how: Setting
     ) -> Backend:
         return self.flash if flash_attention.takes(q, k, v, ids[0], how) else self.backend
@@ -301,7 +301,7 @@ class _RingAttention(Function):
         return *ctx.ring.backward(saved, documents, grad_outputs[0]), None, None
 
 
-def _unpacked(flat: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _unpack(flat: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """A flat tensor's parts as k and v are shaped."""
     return flat[: k.numel()].view(k.shape), flat[k.numel() :].view(v.shape)
 

@@ -19,12 +19,12 @@ from .plain_attention import wide
 class Backend(NamedTuple):
     """The copies and sums, as this module has them in plain torch."""
 
-    taken: Callable[[Tensor, Order], Tensor]
-    summed: Callable[[Tensor, Tensor | None, Order], Tensor]
+    take_rows: Callable[[Tensor, Order], Tensor]
+    sum_rows: Callable[[Tensor, Tensor | None, Order], Tensor]
     spread: Callable[[Tensor, Tensor, Tensor, Order], tuple[Tensor, Tensor]]
 
 
-def taken(x: Tensor, order: Order) -> Tensor:
+def take_rows(x: Tensor, order: Order) -> Tensor:
     """[tokens, h] → [rows, h]: for each row its token, or zeros where it has none."""
     tokens = _tokens(order)
     if not order.padded:
@@ -32,7 +32,7 @@ def taken(x: Tensor, order: Order) -> Tensor:
     return x.index_select(0, tokens.clamp(min=0)).masked_fill_((tokens < 0).unsqueeze(-1), 0)
 
 
-def summed(rows: Tensor, gates: Tensor | None, order: Order) -> Tensor:
+def sum_rows(rows: Tensor, gates: Tensor | None, order: Order) -> Tensor:
     """[rows, h] → [tokens, h]: for each token the sum of its rows, each times its gate [tokens,
     k], in the order of its choices.
     """
@@ -50,7 +50,7 @@ def summed(rows: Tensor, gates: Tensor | None, order: Order) -> Tensor:
 
 def spread(gradient: Tensor, rows: Tensor, gates: Tensor, order: Order) -> tuple[Tensor, Tensor]:
     """Gradients of `summed` for rows and gates, from the gradient of its result [tokens, h]."""
-    of_rows = taken(gradient, order).to(wide(rows.dtype))
+    of_rows = take_rows(gradient, order).to(wide(rows.dtype))
     products, choices = (of_rows * rows).sum(-1).to(gates.dtype), order.choices[: len(rows)]
     if order.padded:
         of_gates = products[order.rows.clamp(min=0)].where(order.rows >= 0, 0)
@@ -66,7 +66,7 @@ def _tokens(order: Order) -> Tensor:
     return order.choices[: prod(order.shape)].div(order.rows.shape[-1], rounding_mode="floor")
 
 
-PLAIN = Backend(taken, summed, spread)
+PLAIN = Backend(take_rows, sum_rows, spread)
 
 
 def dispatch(x: Tensor, order: Order, backend: Backend = PLAIN) -> Tensor:
@@ -90,7 +90,7 @@ class _Dispatch(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Order, backend: Backend) -> Tensor:
         ctx.how, ctx.shape = (order, backend), x.shape
-        return backend.taken(x.reshape(-1, x.shape[-1]), order).view(*order.shape, x.shape[-1])
+        return backend.take_rows(x.reshape(-1, x.shape[-1]), order).view(*order.shape, x.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -105,7 +105,7 @@ class _Combine(Function):
         ctx.save_for_backward(rows, gates)
         ctx.how = order, backend
         matrix = rows.reshape(-1, rows.shape[-1])
-        return backend.summed(matrix, gates.reshape(order.rows.shape), order).view(
+        return backend.sum_rows(matrix, gates.reshape(order.rows.shape), order).view(
             *gates.shape[:-1], rows.shape[-1]
         )
 

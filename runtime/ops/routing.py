@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from ..autograd.recompute import decided
+from ..autograd.recompute import decide_once
 from ..comm.collectives import all_gather_, all_reduce_
 from ..comm.mesh import Axis
 from ..comm.positions import Positions
@@ -45,11 +45,11 @@ class Choice(NamedTuple):
 class Backend(NamedTuple):
     """The choice and its gradient, as this module has them in plain torch."""
 
-    chosen: Callable[[Tensor, Tensor | None, Choice], tuple[Tensor, Tensor]]
+    choose_experts: Callable[[Tensor, Tensor | None, Choice], tuple[Tensor, Tensor]]
     gradient: Callable[[Tensor, Tensor, Tensor, Tensor, Choice], Tensor]
 
 
-def chosen(logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
+def choose_experts(logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
     """Gates and ids."""
     wider = logits.to(wide(logits.dtype))
     if how.is_plain(bias):
@@ -81,7 +81,7 @@ def gradient(of_gates: Tensor, logits: Tensor, gates: Tensor, ids: Tensor, how: 
     return of_logits.to(logits.dtype)
 
 
-PLAIN = Backend(chosen, gradient)
+PLAIN = Backend(choose_experts, gradient)
 
 
 def top_k(
@@ -112,7 +112,7 @@ class _TopK(Function):
     def forward(
         ctx: Any, logits: Tensor, bias: Tensor | None, how: Choice, backend: Backend
     ) -> tuple[Tensor, Tensor]:
-        gates, ids = decided(lambda: backend.chosen(logits, bias, how))
+        gates, ids = decide_once(lambda: backend.choose_experts(logits, bias, how))
         ctx.save_for_backward(logits, gates, ids)
         ctx.mark_non_differentiable(ids)
         ctx.how = how, backend
@@ -187,12 +187,12 @@ def sums(logits: Tensor, ids: Tensor, score: Score, seq: int) -> tuple[Tensor, T
     """The sum of each expert's shares of tokens' scores, and how many tokens chose it, int64,
     by sequence.
     """
-    return _normalised(logits, score).sum(seq), is_chosen(ids, logits.shape[-1]).sum(seq)
+    return _score_shares(logits, score).sum(seq), is_chosen(ids, logits.shape[-1]).sum(seq)
 
 
 def of_sums(gradient: Tensor, logits: Tensor, score: Score, seq: int) -> Tensor:
     """The gradient of logits from the gradient of the sums of their shares."""
-    p, d = _normalised(logits, score), gradient.unsqueeze(seq)
+    p, d = _score_shares(logits, score), gradient.unsqueeze(seq)
     of_logits = p * (d - (p * d).sum(-1, keepdim=True))
     if score == "sigmoid":
         of_logits = of_logits * torch.sigmoid(-logits.to(p.dtype))
@@ -249,7 +249,7 @@ class _Balance(Function):
     ) -> Tensor:
         shares, counts = backend.sums(logits, ids, score, seq)
         if over is not None:
-            counts = decided(lambda: all_reduce_(counts, over))
+            counts = decide_once(lambda: all_reduce_(counts, over))
         length = logits.shape[seq] * (over.size if over else 1)
         f = counts.to(shares.dtype) * (by * logits.shape[-1] / (ids.shape[-1] * length * length))
         ctx.save_for_backward(logits, f)
@@ -295,7 +295,7 @@ class _SumScores(Function):
     def forward(ctx: Any, logits: Tensor, score: Score, seq: int) -> Tensor:
         ctx.save_for_backward(logits)
         ctx.how = score, seq
-        return _normalised(logits, score).sum(seq)
+        return _score_shares(logits, score).sum(seq)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -368,10 +368,10 @@ def limit_capacity(
     ids [batch and seq, k]; `seq` is the number of the sequence's dim.  Where an axis shards the
     sequence, `over` is this axis and `positions` are this rank's: one all-gather of counts.
     """
-    return decided(lambda: _limited(ids, experts, capacity, seq, positions, over))
+    return decide_once(lambda: _ids_within_capacity(ids, experts, capacity, seq, positions, over))
 
 
-def _limited(
+def _ids_within_capacity(
     ids: Tensor,
     experts: int,
     capacity: int,
@@ -411,7 +411,7 @@ def _before(counts: Tensor, positions: Positions, over: Axis) -> Tensor:
     return torch.stack([ends[place[start]] for start, _ in positions.chunks]) - counts
 
 
-def _normalised(logits: Tensor, score: Score) -> Tensor:
+def _score_shares(logits: Tensor, score: Score) -> Tensor:
     """Scores divided by their sum over experts."""
     wider = logits.to(wide(logits.dtype))
     if score == "sigmoid":

@@ -31,10 +31,10 @@ from ..comm.p2p import (
     Message,
     Slot,
     StageInput,
-    received,
-    sent,
-    watched_receive,
-    watched_send,
+    make_checked_receive,
+    make_checked_send,
+    make_receive,
+    make_send,
 )
 from ..data.loader import Batch
 from ..state.buckets import Holders
@@ -64,7 +64,7 @@ class Action:
         return self.work in ("F", "SEND_F", "RECV_F")
 
 
-def read(row: str) -> list[Action]:
+def parse_row(row: str) -> list[Action]:
     """The actions of a row."""
     return [*map(_action, row.split(","))]
 
@@ -75,7 +75,7 @@ def _action(word: str) -> Action:
     return Action(int(match[1]), match[2], int(match[3]))
 
 
-def grouped(actions: Sequence[Action], groups: str) -> Iterator[list[Action]]:
+def group_messages(actions: Sequence[Action], groups: str) -> Iterator[list[Action]]:
     """A row's actions in their order, in a list for each group of actions that begin as one.
     `groups` is the rank's line.
     """
@@ -250,7 +250,7 @@ class _Row:
         self._returning = defaultdict[tuple[int, int], Slot](Slot)
         # by the sending stage and direction
         self._under_way = defaultdict[tuple[int, str], Slot](Slot)
-        actions = read(row)
+        actions = parse_row(row)
         self._cells = dict[tuple[int, int], Cell]()
         for action in actions:
             if action.work == "F":
@@ -284,7 +284,7 @@ class _Row:
 
     def _calls(self, actions: Sequence[Action], groups: str) -> tuple[_Call, ...]:
         calls: list[_Call] = []
-        for group in grouped([*_with_stages(actions)], groups):
+        for group in group_messages([*_with_stages(actions)], groups):
             if group[0].is_message:
                 calls.append(Exchange(self._axis, [*map(self._message, group)], self._device).begin)
             else:
@@ -311,13 +311,13 @@ class _Row:
         peer = self._stage_to_rank[other_stage]
         watch = self._axis.watch
         if sends:
-            message = sent(slot, self._axis, peer, self._under_way[action.stage, action.work])
+            message = make_send(slot, self._axis, peer, self._under_way[action.stage, action.work])
             if watch is None:
                 return message
-            return watched_send(message, watch)
+            return make_checked_send(message, watch)
         crossing = self._crossing[action.stage + ahead]
         moved = [value for value in crossing if values or value.gradient]
-        message = received(slot, self._axis, peer, moved, self._device)
+        message = make_receive(slot, self._axis, peer, moved, self._device)
         if watch is None:
             return message
         ranks = self._axis.ranks()
@@ -329,4 +329,4 @@ class _Row:
             source=ranks[peer],
             target=ranks[self._axis.rank],
         )
-        return watched_receive(message, watch, content, self._device)
+        return make_checked_receive(message, watch, content, self._device)

@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from ..comm.mesh import Copies, Mesh
-from .buckets import Bucket, Claims, Holders, LayerIndex, by_stages, claimed, products, split_by
+from .buckets import (
+    Bucket,
+    Claims,
+    Holders,
+    LayerIndex,
+    by_stages,
+    claim_parameters,
+    products,
+    split_by,
+)
 from .flat_param import Buffers, FlatParam
 from .grad_reduction import Accumulate, Reductions
 from .layout import Layout
@@ -109,7 +118,7 @@ class Memory:
         """Whether its bucket may have others, of other stages."""
         return bool(self.bucket.stages) and not self.bucket.among
 
-    def nested(self, values: Sequence[Any]) -> list[Any]:
+    def nest_by_repeat(self, values: Sequence[Any]) -> list[Any]:
         """The values of each layer as a program iterates over them: lists in lists, the
         outermost repeat outside.
         """
@@ -150,7 +159,7 @@ class Memory:
     def parts(self) -> Iterator[Part]:
         """The optimizer's view: each group's part of all layers, as far as this rank keeps it."""
         for group, span in self._layout.groups:
-            if kept := self._layout.kept(span.start, span.stop):
+            if kept := self._layout.overlap_with_own(span.start, span.stop):
                 parameters = _of_layers(self._master, kept)
                 gradients = _of_layers(self._own_gradient(), kept)
                 slots = {slot: _of_layers(flat, kept) for slot, flat in self._slots.items()}
@@ -187,7 +196,7 @@ def memories(
     """
     unclaimed, memories_by_bucket = dict(specs), dict[str, list[Memory]]()
     for name, bucket in buckets.items():
-        claims = claimed(bucket.groups, unclaimed, partial=bool(bucket.stages))
+        claims = claim_parameters(bucket.groups, unclaimed, partial=bool(bucket.stages))
         reductions = Reductions(mesh.device)
         chunks: dict[tuple[int, ...], Claims] = {(): claims}
         if bucket.stages:

@@ -72,7 +72,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class Claim:
     """A parameter that a pattern matches, the text that its `*` match, and the pattern's tuple."""
 
     name: str
@@ -81,16 +81,18 @@ class Claimed:
     patterns: tuple[str, ...]
 
 
-Claims = list[tuple[ParamGroup, list[Claimed]]]
+Claims = list[tuple[ParamGroup, list[Claim]]]
 """The parameters of a bucket, by group."""
 
 
-def claimed(groups: Iterable[ParamGroup], unclaimed: dict[str, Spec], partial: bool) -> Claims:
+def claim_parameters(
+    groups: Iterable[ParamGroup], unclaimed: dict[str, Spec], partial: bool
+) -> Claims:
     """The parameters that a bucket's groups claim, taken out of `unclaimed`."""
     return [(group, _claim(group, unclaimed, partial)) for group in groups]
 
 
-def split_by(claims: Claims, key: Callable[[Claimed], _Key]) -> dict[_Key, Claims]:
+def split_by(claims: Claims, key: Callable[[Claim], _Key]) -> dict[_Key, Claims]:
     """The claims of each key, keys in the order of their first appearance.  Each key has all
     groups, also the groups without claims of it.
     """
@@ -106,7 +108,7 @@ def split_by(claims: Claims, key: Callable[[Claimed], _Key]) -> dict[_Key, Claim
 
 def products(claims: Claims) -> list[tuple[str, ...]]:
     """The names of the weights of each product that has several; these lie side by side."""
-    joined = list[Claimed]()
+    joined = list[Claim]()
     for _, claimed in claims:
         joined += [claim for claim in claimed if len(claim.patterns) > 1]
     names = list[tuple[str, ...]]()
@@ -126,13 +128,13 @@ def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[in
     return dict(sorted(claims_by_stages.items()))
 
 
-def _claim(group: ParamGroup, unclaimed: dict[str, Spec], partial: bool) -> list[Claimed]:
+def _claim(group: ParamGroup, unclaimed: dict[str, Spec], partial: bool) -> list[Claim]:
     """Takes the parameters that a group's patterns match out of `unclaimed`.  Asserts that each
     pattern matches some, unless the model is `partial`.
     """
-    claimed: list[Claimed] = []
+    claimed: list[Claim] = []
     for patterns in group.patterns:
-        matching: list[Claimed] = []
+        matching: list[Claim] = []
         for pattern in patterns:
             names = [name for name in unclaimed if _matches(name, pattern)]
             assert names or partial, (
@@ -140,7 +142,7 @@ def _claim(group: ParamGroup, unclaimed: dict[str, Spec], partial: bool) -> list
             )
             for name in names:
                 layer = _layer(name, pattern)
-                matching.append(Claimed(name, unclaimed.pop(name), layer, patterns))
+                matching.append(Claim(name, unclaimed.pop(name), layer, patterns))
         layers = [*dict.fromkeys(claim.layer for claim in matching)]
         claimed += sorted(matching, key=lambda claim: layers.index(claim.layer))
     return claimed

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from torch import Size, Tensor, empty
 
 from ..comm.mesh import Mesh
-from ..errors import RunError, named
+from ..errors import RunError, quote_first_names
 from .flat_param import FlatParam, Record
 
 
@@ -72,7 +72,8 @@ def take(current: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """
     if lacking := [key for key in current if key not in values]:
         raise RunError(
-            f"the state to load lacks {named(lacking)}: it is another plan's, or a part of one"
+            f"the state to load lacks {quote_first_names(lacking)}: it is another plan's, or a part"
+            " of one"
         )
     pairs = {key: (local(mine), local(values[key])) for key, mine in current.items()}
     for key, (mine, value) in pairs.items():

@@ -23,7 +23,7 @@ from .grad_reduction import Accumulate
 from .optimizers import Optimizer, Part
 from .parameters import Spec, Weight
 from .shards import Box
-from .skips import Held, Losses, LossScale
+from .skips import Losses, LossScale, UpdateHold
 
 STEP = "optimizer/step"
 """The key of the number of updates, in checkpoints and `state_dict`."""
@@ -54,8 +54,10 @@ class TrainState:
     ) -> None:
         self.mesh = mesh
         elements = Elements(dtype, master, optimizer.slots, accumulate)
-        self._of = memories(_specs(model), buckets, stages_of_param or {}, mesh, elements)
-        self._memories = [*chain.from_iterable(self._of.values())]
+        self._memories_by_bucket = memories(
+            _specs(model), buckets, stages_of_param or {}, mesh, elements
+        )
+        self._memories = [*chain.from_iterable(self._memories_by_bucket.values())]
         parameters = dict[str, nn.Parameter]()
         for flat in self._flats():
             parameters |= flat.parameters
@@ -66,9 +68,9 @@ class TrainState:
             self._parts.extend(memory.parts())
         self._step = torch.zeros((), device=mesh.device)  # float32, as the fused kernels count
         self._biases = Biases(model)
-        self.held = Held(mesh.device)
+        self.hold = UpdateHold(mesh.device)
         """Whether updates change nothing since a step whose values were not finite."""
-        self.kept: list[tuple[str, Tensor]] = []
+        self.replicated_values: list[tuple[str, Tensor]] = []
         """All else that a run keeps, by key: the same on all ranks."""
         self.looks: list[Callable[[], None]] = []
         """Called by each update before it changes anything, when gradients are complete."""
@@ -77,7 +79,7 @@ class TrainState:
         self._stages = next((memory.bucket.stages for memory in self._memories), "")
         self._loss_scale = LossScale(mesh.device) if dtype == torch.float16 else None
         if mesh.watch is not None:
-            mesh.watch.installed(model, [*self.copies()])
+            mesh.watch.see_state(model, [*self.copies()])
 
     def _flats(self) -> Iterator[FlatParam]:
         for memory in self._memories:
@@ -113,7 +115,7 @@ class TrainState:
         for flat in self._flats():
             flat.begin(microbatches if flat.bucket.per_layer else 0)
         flat_params = dict[str, Any]()
-        for name, chunks in self._of.items():
+        for name, chunks in self._memories_by_bucket.items():
             if chunks[0].bucket.stages:
                 flats = [chunk.flat_params for chunk in chunks]
                 flat_params[name] = [*chain.from_iterable(flats)]
@@ -123,7 +125,7 @@ class TrainState:
                 memories_by_repeat.setdefault(memory.bucket.modules, []).append(memory)
         for name, repeat_memories in memories_by_repeat.items():
             groups = zip(*(memory.flat_params for memory in repeat_memories), strict=True)
-            flat_params[name] = repeat_memories[0].nested([*map(FlatParamGroup, groups)])
+            flat_params[name] = repeat_memories[0].nest_by_repeat([*map(FlatParamGroup, groups)])
         return flat_params
 
     def _abandon(self) -> None:
@@ -140,11 +142,11 @@ class TrainState:
         have make one chunk: this rank's part, reduced, but not among these ranks.
         """
         self._finish()
-        assert all(flat.left == 0 for flat in self._flats()), (
+        assert all(flat.backwards_left == 0 for flat in self._flats()), (
             "state: backward has not come by every layer"
         )
         gradients = dict[str, Any]()
-        for name, bucket_memories in self._of.items():
+        for name, bucket_memories in self._memories_by_bucket.items():
             parts = [memory.gradient() for memory in bucket_memories]
             if bucket_memories[0].is_chunk:
                 gradients[name] = parts
@@ -175,7 +177,7 @@ class TrainState:
         uses them.
         """
         weights = dict[str, Tensor]()
-        for name, (memory, *_) in self._of.items():
+        for name, (memory, *_) in self._memories_by_bucket.items():
             if memory.bucket.shard_axes and not memory.bucket.moves:
                 weights[name] = memory.flat_params[0].buffers.unsharded
         return weights
@@ -202,9 +204,9 @@ class TrainState:
         gradients with a loss scale, is true, the loss scale is halved, and nothing else changes.
         """
         if finite is not None:
-            skip = skip | self.held.after(finite | skip)
+            skip = skip | self.hold.after(finite | skip)
         if self.mesh.watch is not None:
-            self.mesh.watch.updating()
+            self.mesh.watch.see_update_begin()
         for look in [*self.looks]:
             look()
         if overflow is not None:
@@ -220,7 +222,7 @@ class TrainState:
             )
         self.zero()
         if self.mesh.watch is not None:
-            self.mesh.watch.updated()
+            self.mesh.watch.see_update_end()
 
     def balance(
         self,
@@ -236,7 +238,7 @@ class TrainState:
 
         To be called after the step's update.  Does nothing where the update has changed nothing.
         """
-        skip = skip | ~finite | self.held.holds()
+        skip = skip | ~finite | self.hold.holds()
         if overflow is not None:
             skip = skip | overflow
         self._biases.balance(biases, load, rate, skip)
@@ -254,7 +256,7 @@ class TrainState:
         for box, _ in self._boxes_and_holders():
             yield box
 
-    def shared_boxes(self) -> dict[str, list[Box]]:
+    def get_boxes_by_axes(self) -> dict[str, list[Box]]:
         """The boxes that other ranks have too, by the axes of these ranks: `dp*tp` or
         `dp*pp[0, 3]`.
         """
@@ -301,8 +303,8 @@ class TrainState:
         """The values that every rank has as a whole, and alike, by key."""
         yield STEP, self._step
         if self._loss_scale:
-            yield from self._loss_scale.kept()
-        yield from self.kept
+            yield from self._loss_scale.get_checkpoint_values()
+        yield from self.replicated_values
 
     def _is_first(self, axes: Iterable[str]) -> bool:
         """Whether this is the first of the ranks that differ on these axes."""
@@ -313,7 +315,7 @@ class TrainState:
         for memory in self._memories:
             memory.refresh()
         if self.mesh.watch is not None:
-            self.mesh.watch.updated()
+            self.mesh.watch.see_update_end()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors of `boxes` in the form of torch's own tools, by key: views, DTensors as
@@ -344,7 +346,9 @@ class TrainState:
             if axes := self._bias_axes(name):
                 yield Copies(bias, self.mesh.axis(*axes), "state", "", partial(_element, name))
         for key, value in self._whole():
-            yield Copies(value, self.mesh.axis(*self.mesh.axes), "state", "", partial(_named, key))
+            yield Copies(
+                value, self.mesh.axis(*self.mesh.axes), "state", "", partial(_name_of_value, key)
+            )
 
 
 def _once(part: Part, update: Callable[[Part], None]) -> None:
@@ -357,7 +361,7 @@ def _element(name: str, expert: int) -> tuple[str, str]:
     return name, f"expert {expert}"
 
 
-def _named(key: str, _: int) -> tuple[str, str]:
+def _name_of_value(key: str, _: int) -> tuple[str, str]:
     """An element of a value that is whole on every rank."""
     return key, ""
 

@@ -88,7 +88,7 @@ class FlatParam:
         self.resharded = bucket.reshard_after_forward and self.shard_axis.size > 1
         self.before: FlatParam | None = None
         self.after: FlatParam | None = None
-        self.left = 0  # microbatches whose backward has not come by
+        self.backwards_left = 0  # microbatches whose backward has not come by
         # under way: its work, axis, line of the program, end
         self._gather: tuple[Any, Axis, Any, End] | None = None
         self._passing: Tensor | None = None  # the gradient of one microbatch
@@ -155,7 +155,7 @@ class FlatParam:
             return
         (work, axis, line, end), self._gather = self._gather, None
         work.wait()
-        axis.watched(self.buffers.unsharded, end, line)
+        axis.show_to_watch(self.buffers.unsharded, end, line)
 
     def unshard(self, line: Any, end: End) -> None:
         """Waits for the weights.  Where they come and go, first begins to gather the next
@@ -206,8 +206,8 @@ class FlatParam:
         """Begins to reduce the gradient: of each microbatch with `shard_gradients`, else after
         the last one.
         """
-        self.left -= 1
-        if self.bucket.shard_gradients or self.left == 0:
+        self.backwards_left -= 1
+        if self.bucket.shard_gradients or self.backwards_left == 0:
             self.begin_reduction(line)
 
     def begin_reduction(self, line: Any) -> None:
@@ -231,7 +231,7 @@ class FlatParam:
 
     def begin(self, microbatches: int) -> None:
         """Begins a step; gradients left by an unfinished backward are dropped."""
-        self.left, self._passing = microbatches, None
+        self.backwards_left, self._passing = microbatches, None
 
     def abandon(self) -> None:
         """Ends the gather that an unfinished pass has left: it would write to memory that is
@@ -263,11 +263,11 @@ class FlatParam:
                 continue
             first, *others = piece.spec.offsets(self.mesh)
             offset = (first + rows.start, *others)
-            master = self.layout.kept_rows(piece, self.buffers.master)
+            master = self.layout.get_own_rows(piece, self.buffers.master)
             yield Record(piece.name, piece.spec, offset, master)
             for slot, flat in self.buffers.slots.items():
                 key = f"optimizer/{slot}/{piece.name}"
-                yield Record(key, piece.spec, offset, self.layout.kept_rows(piece, flat))
+                yield Record(key, piece.spec, offset, self.layout.get_own_rows(piece, flat))
 
     def copies(self) -> Iterator[Copies]:
         """Everything in its memory, in stretches that the same ranks hold alike."""
@@ -282,7 +282,7 @@ class FlatParam:
         for split, group in groupby(self.layout.pieces, _axes):
             pieces = list(group)
             axis = self.mesh.without({*split, *self.apart})
-            if (kept := self.layout.kept(pieces[0].start, pieces[-1].stop)) is None:
+            if (kept := self.layout.overlap_with_own(pieces[0].start, pieces[-1].stop)) is None:
                 continue
             for what, role, flat in flat_params:
                 yield Copies(flat[kept], axis, role, what, partial(self._element, kept.start))
@@ -295,7 +295,7 @@ class FlatParam:
         """Initial values of every parameter."""
         for piece in self.layout.pieces:
             if rows := self.layout.rows(piece):
-                kept = self.layout.kept_rows(piece, self.buffers.master)
+                kept = self.layout.get_own_rows(piece, self.buffers.master)
                 values = kept if kept.shape == piece.shape else kept.new_empty(piece.shape)
                 initialise(values, piece.spec, self.mesh, seed, piece.name)
                 kept.copy_(values[rows.start : rows.stop])
@@ -304,7 +304,7 @@ class FlatParam:
         """Sets the values of every parameter: `value` gives the part of it that its spec says."""
         for piece in self.layout.pieces:
             if rows := self.layout.rows(piece):
-                kept = self.layout.kept_rows(piece, self.buffers.master)
+                kept = self.layout.get_own_rows(piece, self.buffers.master)
                 kept.copy_(value(piece.name, piece.spec)[rows.start : rows.stop])
 
 

@@ -37,7 +37,7 @@ class _Reduction:
         if self.work is not None:
             self.work.wait()
         if self.add is not None and self.add.size > 1:
-            self.add.watched(self.shard, "result in backward", self.line)
+            self.add.show_to_watch(self.shard, "result in backward", self.line)
         self.keep(self.shard)
 
 
@@ -68,7 +68,7 @@ class Reductions:
                 work = c10d.begin_reduce_scatter(part, sent, scatter.group)
             if add is not None and add.size > 1:
                 if work is not None:
-                    _scattered(work)
+                    _wait_for_scatter(work)
                 work = c10d.begin_all_reduce(part, add.group)
         self._under_way.append(_Reduction(part, keep, work, add, line))
 
@@ -97,6 +97,6 @@ class Reductions:
             yield
 
 
-def _scattered(work: Any) -> None:
+def _wait_for_scatter(work: Any) -> None:
     """Waits for the ranks' parts, which the next sum reads."""
     work.wait()

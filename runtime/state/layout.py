@@ -14,7 +14,7 @@ from math import lcm, prod
 from torch import Tensor
 
 from ..comm.mesh import Axis, Mesh
-from .buckets import Claimed, Claims
+from .buckets import Claim, Claims
 from .optimizers import ParamGroup
 from .parameters import Spec
 
@@ -72,7 +72,7 @@ class Layout:
         self.size = self.part * axis.size
         self.own = slice(axis.rank * self.part, (axis.rank + 1) * self.part)
 
-    def kept(self, start: int, stop: int) -> slice | None:
+    def overlap_with_own(self, start: int, stop: int) -> slice | None:
         """This rank's part of a stretch, as a slice of its own buffer; None if it has nothing
         of it.
         """
@@ -85,14 +85,14 @@ class Layout:
         """Which rows of its part of a parameter this rank keeps: all, unless the buffer is
         shared out.
         """
-        if (kept := self.kept(piece.start, piece.stop)) is None:
+        if (kept := self.overlap_with_own(piece.start, piece.stop)) is None:
             return range(0)
         before = self.own.start - piece.start
         return range((kept.start + before) // piece.row, (kept.stop + before) // piece.row)
 
-    def kept_rows(self, piece: Piece, part: Tensor) -> Tensor:
+    def get_own_rows(self, piece: Piece, part: Tensor) -> Tensor:
         """The rows of a parameter that this rank keeps, in its own buffer; it keeps some."""
-        kept, rows = self.kept(piece.start, piece.stop), self.rows(piece)
+        kept, rows = self.overlap_with_own(piece.start, piece.stop), self.rows(piece)
         assert kept is not None, f"layout: this rank keeps nothing of `{piece.name}`"
         return part[kept].view(len(rows), *piece.shape[1:])
 
@@ -101,7 +101,7 @@ class Layout:
         return next(piece for piece in self.pieces if piece.start <= index < piece.stop)
 
 
-def _lay_out(claimed: Sequence[Claimed], mesh: Mesh, start: int, by_rows: bool) -> list[Piece]:
+def _lay_out(claimed: Sequence[Claim], mesh: Mesh, start: int, by_rows: bool) -> list[Piece]:
     """The parameters one after another, from `start` on; `by_rows`, each begins at a multiple of
     its row's length.
     """

@@ -59,7 +59,7 @@ class Box:
     shape: Shape
     offset: Shape
     tensor: Tensor
-    own: bool
+    is_own: bool
 
     @property
     def extent(self) -> Extent:
@@ -88,7 +88,7 @@ class Piece:
     within: tuple[slice, ...]
     extent: Extent
 
-    def of(self, part: Tensor) -> Tensor:
+    def get_view(self, part: Tensor) -> Tensor:
         """These elements, a view in the other shape."""
         return part[self.within].view(self.extent.size)
 

@@ -49,12 +49,12 @@ class LossScale:
         )
         self._steps.masked_fill_(halved | grown, 0)
 
-    def kept(self) -> Iterator[tuple[str, Tensor]]:
+    def get_checkpoint_values(self) -> Iterator[tuple[str, Tensor]]:
         """The scale and its steps."""
         return zip(self.KEYS, (self._value, self._steps), strict=True)
 
 
-class Held:
+class UpdateHold:
     """Counts the steps in a row whose values are not as they should be, after which updates may be
     held.
 
@@ -137,7 +137,7 @@ class Losses:
     def _places(self) -> Tensor:
         return torch.arange(self.WINDOW, device=self._last.device)
 
-    def kept(self) -> Iterator[tuple[str, Tensor]]:
+    def get_checkpoint_values(self) -> Iterator[tuple[str, Tensor]]:
         """The losses and their number."""
         return zip(self.KEYS, (self._last, self._count), strict=True)
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, cast
 import torch.distributed as dist
 
 from ..config.plan import Plan
-from ..errors import RunError, counted
+from ..errors import RunError, count_with_noun
 from .launch import environment, warn
 from .options import SEPARATE_STORES, Options, loses_nodes, mesh_words
 from .stop import Stopped
@@ -27,7 +27,7 @@ _PARTING = 10.0  # seconds in which spare ranks can see that the run has ended
 _ENDED, _LEFT = "elastic/ended", "elastic/left"
 
 
-def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
+def fit_to_ranks(plan: Plan, options: Options) -> tuple[Plan, int]:
     """The plan on the largest of its meshes for which there are ranks, and the number of spare
     ones.
 
@@ -36,7 +36,7 @@ def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
     """
     _check_restarts(plan, options)
     world = environment("WORLD_SIZE", 1)
-    fitting_plan = plan.on(world)
+    fitting_plan = plan.shrink_to(world)
     if not plan.smaller or world < fitting_plan.ranks:
         return plan, 0
     spare = range(fitting_plan.ranks, world)
@@ -55,7 +55,7 @@ def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
             ranks = f"ranks {spare[0]} to {last} stand by"
         warn(
             f"{ranks}: {mesh_words(fitting_plan)} has no place for more than"
-            f" {counted(fitting_plan.ranks, 'rank')}"
+            f" {count_with_noun(fitting_plan.ranks, 'rank')}"
         )
     return fitting_plan, len(spare)
 

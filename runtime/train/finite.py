@@ -74,7 +74,7 @@ class Finite:
         skips: int = 0,
         located: Callable[[int], str] | None = None,
     ) -> None:
-        self._held, self._every, self._skips, self._located = state.held, every, skips, located
+        self._held, self._every, self._skips, self._located = state.hold, every, skips, located
         self._held.allow(skips)
         self._due: _Due | None = None
 
@@ -85,7 +85,7 @@ class Finite:
         """
         bad = self.settle()
         if step % self._every == 0:
-            self._due = self._begun(step, metrics)
+            self._due = self._begin_copy(step, metrics)
             if self._due.copied is None:
                 bad = self.settle()
         return bad
@@ -113,7 +113,7 @@ class Finite:
             place = f"; {self._located(bad.step)}"
         return f"{skipped}no parameter has been updated by it; try a lower --lr{place}"
 
-    def _begun(self, step: int, metrics: Metrics) -> _Due:
+    def _begin_copy(self, step: int, metrics: Metrics) -> _Due:
         """Begins to copy a step's metrics to the host; scale 0 is none."""
         loss, zero = metrics.loss, torch.zeros_like(metrics.loss)
         limit = torch.full_like(loss, torch.inf) if metrics.limit is None else metrics.limit

@@ -14,11 +14,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.agreement import of_node
+from ..checkpoint.agreement import word_of_node
 from ..checkpoint.index import PADDED_ROWS, Identity
 from ..config.plan import Plan
 from ..data.mixture import Mixture
-from ..errors import counted
+from ..errors import count_with_noun
 
 _ENDS = 1 << 16  # bytes at a file's beginning, and at its end, that are hashed
 _SKIPPED = "so some are skipped and others seen twice"
@@ -71,9 +71,11 @@ def _sets(training: Mixture, hashes: Sequence[str]) -> Identity:
     data, weights = list[str](), list[str]()
     for part, digest in zip(training.parts, hashes, strict=True):
         files, size = part.stream.files, sum(map(os.path.getsize, part.stream.files))
-        words = f"{counted(len(files), 'file')} of {counted(size, 'byte')}, {digest}"
+        words = (
+            f"{count_with_noun(len(files), 'file')} of {count_with_noun(size, 'byte')}, {digest}"
+        )
         if part.stream.is_split:
-            words += f", the first {counted(part.stream.windows, 'sequence')}"
+            words += f", the first {count_with_noun(part.stream.windows, 'sequence')}"
         if part.name:
             words = f"{part.name}: {words}"
             weights.append(f"{part.name} {part.weight:g}")
@@ -166,7 +168,9 @@ def content(training: Mixture) -> list[str]:
 
     One rank of each node reads them.  Collective.  RunError.
     """
-    return of_node(lambda: " ".join(_ends(part.stream.files) for part in training.parts)).split()
+    return word_of_node(
+        lambda: " ".join(_ends(part.stream.files) for part in training.parts)
+    ).split()
 
 
 def _ends(files: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ class Row:
     why: Callable[[Situation], str]
 
 
-def ignored_options(situation: Situation) -> Iterator[str]:
+def find_ignored_options(situation: Situation) -> Iterator[str]:
     """A line for each option that is on the command line and has no effect in this run."""
     options = situation.options.given
     for row in ROWS:
@@ -47,7 +47,7 @@ def ignored_options(situation: Situation) -> Iterator[str]:
         )
 
 
-def ignored_by_export(options: Options) -> Iterator[str]:
+def find_ignored_by_export(options: Options) -> Iterator[str]:
     """A line for each option that concerns training: an export trains nothing."""
     for option in options.given:
         if option not in _OF_EXPORT:

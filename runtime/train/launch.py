@@ -21,7 +21,7 @@ from ..comm.address import await_address
 from ..comm.mesh import Mesh
 from ..config.environment import sanitizing
 from ..config.plan import Plan
-from ..errors import RunError, counted, named
+from ..errors import RunError, count_with_noun, quote_first_names
 from .alike import alike, settings
 from .allocator import expand_segments
 from .options import Options, mesh_words, torchrun
@@ -102,7 +102,8 @@ def check(plan: Plan, options: Options) -> None:
             needs = f"the plan's mesh, {mesh_words(plan)}, takes"
         least = f", or at least {plan.smaller[-1].ranks}" if plan.smaller else ""
         raise RunError(
-            f"{needs} {counted(ranks, 'rank')}{least}, not {world}; start it with: {torchrun(plan)}"
+            f"{needs} {count_with_noun(ranks, 'rank')}{least}, not {world};"
+            f" start it with: {torchrun(plan)}"
         )
     if (rank := environment("RANK", 0)) >= world:
         raise RunError(
@@ -111,7 +112,9 @@ def check(plan: Plan, options: Options) -> None:
     environment("MASTER_PORT", 0)
     lacking = [name for name in _MEETING if name not in os.environ]
     if world > 1 and lacking:
-        raise RunError(f"the environment lacks {named(lacking)}; start it with: {torchrun(plan)}")
+        raise RunError(
+            f"the environment lacks {quote_first_names(lacking)}; start it with: {torchrun(plan)}"
+        )
     local, ranks_of_node = environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1)
     if options.device == "cuda":
         gpu(local, ranks_of_node)
@@ -131,8 +134,8 @@ def gpu(local: int, ranks_of_node: int) -> int:
         return 0
     if gpus < ranks:
         raise RunError(
-            f"{counted(ranks, 'rank')} on this node, but {counted(gpus, 'GPU')}; with --device"
-            " cpu it runs without"
+            f"{count_with_noun(ranks, 'rank')} on this node, but {count_with_noun(gpus, 'GPU')};"
+            " with --device cpu it runs without"
         )
     return local
 
@@ -206,7 +209,7 @@ def connect(plan: Plan, options: Options) -> Mesh:
         seconds=max(options.first_step_limit, options.step_limit or 0, options.save_limit) + _BEYOND
     )
     if environment("WORLD_SIZE", 1) > 1:
-        if note := c10d.untried(torch.__version__):
+        if note := c10d.warning_of_new_version(torch.__version__):
             warn(note)
         c10d.join(device, limit)
         alike(settings(plan, options))  # groups of another mesh would wait for each other

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..config.plan import Account, Metrics
-from ..errors import counted
+from ..errors import count_with_noun
 from .allocator import Peak, line
 from .log_file import NAME, LogFile
 from .progress import Progress
@@ -39,7 +39,9 @@ class _Due:
     copied: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, step: int, metrics: Metrics, lr: float, counts: Mapping[str, Tensor]) -> "_Due":
+    def begin_copy(
+        cls, step: int, metrics: Metrics, lr: float, counts: Mapping[str, Tensor]
+    ) -> "_Due":
         """Begins to copy the metrics; `counts` of steps are copied with them."""
 
         # torch copies to pinned memory where a copy does not block
@@ -72,7 +74,7 @@ class _Due:
             rows.extend(cast(Any, load.reshape(-1, load.shape[-1])).tolist())
         return rows
 
-    def dropped(self, tokens: int, choices: Sequence[int]) -> float | None:
+    def get_dropped_share(self, tokens: int, choices: Sequence[int]) -> float | None:
         """After `read`: the fraction of the choices of `tokens` tokens that no expert took.
 
         `choices` has, for each load, how many experts a token chooses.  None where none can be
@@ -143,11 +145,13 @@ class Log:
             counts = {"empty": self._empty, "overflowed": self._overflowed}
             # before the first step that has them, counts are numbers
             tensors = {name: count for name, count in counts.items() if isinstance(count, Tensor)}
-            self._due = _Due.of(step, metrics, lr, tensors)
+            self._due = _Due.begin_copy(step, metrics, lr, tensors)
             self._overflowed = 0
         elif self._progress is not None:
             seconds = (time.monotonic() - self._marked) / (step - self._marked_step)
-            self._progress.show(step, self._steps, self._left(step), self._speed.words(seconds))
+            self._progress.show(
+                step, self._steps, self._get_time_left(step), self._speed.words(seconds)
+            )
         if not (due and metrics.loss.is_cuda):
             self.settle()
 
@@ -158,18 +162,18 @@ class Log:
         if self._due is not None:
             due, self._due = self._due, None
             metrics = due.read()
-            self._finished(
+            self._write_step(
                 due.step,
                 metrics,
                 due.lr,
                 due.expert_load(),
-                due.dropped(self._speed.tokens, self._choices),
+                due.get_dropped_share(self._speed.tokens, self._choices),
             )
         if 0 < self._skipped <= self._handed:
             self._write({"step": self._skipped, "skipped": True})
             self._skipped = 0
 
-    def _finished(
+    def _write_step(
         self,
         step: int,
         metrics: dict[str, float],
@@ -189,7 +193,7 @@ class Log:
         self._say(
             f"step {step:>{len(str(self._steps))}}/{self._steps}  {_loss_words(metrics)}"
             f"  lr {lr:.2e}{_remarks(metrics, load, dropped, skipped)}"
-            f"  {self._speed.words(seconds)}  {self._left(step)} left"
+            f"  {self._speed.words(seconds)}  {self._get_time_left(step)} left"
         )
         self._write(
             {
@@ -215,13 +219,13 @@ class Log:
             f"note: in {steps} no label counts: they update nothing, and the learning rate goes on"
         )
 
-    def looked(self, step: int) -> None:
+    def note_observed(self, step: int) -> None:
         """Takes note of a step that is observed, which takes time: its line is not compared with
         the prediction.
         """
         self._warm = max(self._warm, step)
 
-    def skipped(self, step: int, words: str) -> None:
+    def note_skipped(self, step: int, words: str) -> None:
         """Takes note of a step that has updated nothing.
 
         It gets one record: its line's, if a line is due.
@@ -278,13 +282,13 @@ class Log:
             if name in self._last:
                 results.append(f"{name} {self._last[name]:.4f}")
         self.say(
-            f"\nfinished {counted(self._steps, 'step')} in"
+            f"\nfinished {count_with_noun(self._steps, 'step')} in"
             f" {_duration(time.monotonic() - self._began)}: {', '.join(results)}"
         )
         self.say(f"  log         {self._folder}/{NAME}\n  checkpoint  {saved}")
         self.say(f"  train on    {further}\n  all options {help_}")
 
-    def _left(self, step: int) -> str:
+    def _get_time_left(self, step: int) -> str:
         spent = time.monotonic() - self._began
         return _duration(spent / (step - self._first) * (self._steps - step))
 
@@ -360,7 +364,7 @@ def _skip_words(skipped: bool, overflowed: int) -> str:
     words = "  skipped: its gradients overflow fp16" if skipped else ""
     others = overflowed - skipped
     if others:
-        words += f"  {counted(others, 'step')} before it skipped: fp16 overflow"
+        words += f"  {count_with_noun(others, 'step')} before it skipped: fp16 overflow"
     return words
 
 

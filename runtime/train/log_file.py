@@ -48,7 +48,7 @@ def mend(folder: Path, first: int) -> None:
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    lines_to_keep = [*_up_to(first, lines)]
+    lines_to_keep = [*_find_lines_up_to(first, lines)]
     to_keep = {*lines_to_keep}
     to_move = [line for line in lines if line.strip() and line not in to_keep]
     if to_move:
@@ -68,7 +68,7 @@ def _is_cut(path: Path) -> bool:
         return file.read() not in (b"", b"\n")
 
 
-def _up_to(first: int, lines: list[str]) -> Iterator[str]:
+def _find_lines_up_to(first: int, lines: list[str]) -> Iterator[str]:
     """The whole lines of steps up to `first`."""
     for line in lines:
         try:

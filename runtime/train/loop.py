@@ -13,10 +13,10 @@ from ..checkpoint import saver
 from ..checkpoint.background import Saver
 from ..comm.mesh import Mesh
 from ..comm.store import job_store
-from ..config.environment import profiling, recording, sanitizing, tracing, unknown
+from ..config.environment import profiling, recording, sanitizing, tracing, unknown_variable_lines
 from ..config.interrupts import end_at_once
 from ..config.plan import Metrics, Plan
-from ..config.versions import served
+from ..config.versions import library_lines
 from ..data.loader import Batch, Loader
 from ..data.mixture import Mixture
 from ..data.prefetch import ahead
@@ -24,7 +24,7 @@ from ..data.window_check import EVERY
 from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
-from .elastic import fitted, releasing
+from .elastic import fit_to_ranks, releasing
 from .launch import (
     check,
     check_options,
@@ -39,7 +39,7 @@ from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
 from .progress import Progress
 from .same_state import SameState
-from .shutdown import ending, interrupted, refuse
+from .shutdown import end_interrupted, ending, refuse
 from .sinks import Sinks
 from .speed import Speed
 from .start import Start, checkpoints, export_newest, start
@@ -70,13 +70,13 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
     try:
         end_at_once()
         options = parse(plan)
-        for warning in unknown():
+        for warning in unknown_variable_lines():
             warn(warning)
         check_options(plan, options)
         if options.export:
             export_newest(plan, options, options.export)
             return
-        plan, spare = fitted(plan, options)
+        plan, spare = fit_to_ranks(plan, options)
         check(plan, options)
         mesh = connect(plan, options)
         watchdog = watch(mesh, plan, options)
@@ -84,7 +84,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
     except (RunError, OSError) as error:
         refuse(error, watchdog)
     except KeyboardInterrupt:
-        interrupted()
+        end_interrupted()
     with ending(watchdog), releasing(spare):
         if begin.first < options.steps:
             _Run(plan, options, mesh, begin, build, train_step, eval_step, watchdog).go()
@@ -190,7 +190,7 @@ class _Run:
             observers.enter_context(self.saver)
             allocator.forget(self.mesh.device)
             prepared = observers.enter_context(
-                ahead(self.loader.prepared, self.options.steps, self.mesh.device)
+                ahead(self.loader.make_host_batch, self.options.steps, self.mesh.device)
             )
             observers.enter_context(self.stop.listening())
             for step in range(self.start.first, self.options.steps):
@@ -200,7 +200,7 @@ class _Run:
                 begin = partial(self._doing, "step", step + 1)
                 metrics = self.watching.step(step + 1, batch, lr, self.train_step, begin)
                 if self._after(step + 1, metrics, lr):
-                    self._stopped(step + 1)
+                    self._end_stopped(step + 1)
             self._finish_save(self.options.steps)
             self._doing("end", self.options.steps)
         self.log.summary(
@@ -209,7 +209,7 @@ class _Run:
             torchrun(self.plan, "--help"),
         )
 
-    def _stopped(self, steps_done: int) -> NoReturn:
+    def _end_stopped(self, steps_done: int) -> NoReturn:
         """Ends a run that a signal has stopped after `done` steps, and that is saved."""
         self._finish_save(steps_done)
         self._doing("end", steps_done)
@@ -229,11 +229,11 @@ class _Run:
         run; most runs have none.
         """
         if sanitizing():  # inputs and metrics are compared too, and differences know their step
-            from ..debug.sanitize import observed
+            from ..debug.sanitize import observe
 
             inputs = self.plan.inputs
-            self.train_step = observed(self.train_step, self.mesh, inputs, "step", self.start.first)
-            self.eval_step = observed(self.eval_step, self.mesh, inputs, "validation batch", 0)
+            self.train_step = observe(self.train_step, self.mesh, inputs, "step", self.start.first)
+            self.eval_step = observe(self.eval_step, self.mesh, inputs, "validation batch", 0)
         if profile := profiling():
             from ..debug.profile import Profiler
 
@@ -264,7 +264,7 @@ class _Run:
         return observer
 
     def _begin(self) -> None:
-        for note in (*self.start.notes, *served(self.mesh.device)):
+        for note in (*self.start.notes, *library_lines(self.mesh.device)):
             self.log.say(note)
         if self.start.weights is not None:
             self.start.weights.fill(self.state)

@@ -140,14 +140,14 @@ def take(folder: Path, plan: Plan) -> tuple[Lock | None, Claim | None]:
     """
 
     def take_on_first() -> tuple[Lock | None, Claim | None]:
-        return _taken(folder, plan) if is_first() else (None, None)
+        return _take(folder, plan) if is_first() else (None, None)
 
     lock_and_claim = together(take_on_first)
     together(lambda: _check_shared(folder))
     return lock_and_claim
 
 
-def _taken(folder: Path, plan: Plan) -> tuple[Lock, Claim]:
+def _take(folder: Path, plan: Plan) -> tuple[Lock, Claim]:
     check_folder(folder)
     try:
         lock = Lock(folder, _job(plan))

@@ -54,7 +54,7 @@ def _hashes(state: TrainState) -> dict[str, dict[str, str]]:
 
     comparison = Comparison(state.mesh.device)
     hashes_of_axes = dict[str, dict[str, str]]()
-    for axes, boxes in state.shared_boxes().items():
+    for axes, boxes in state.get_boxes_by_axes().items():
         filled = [box for box in boxes if box.tensor.numel()]
         if not filled:
             continue

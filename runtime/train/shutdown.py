@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 
 import torch.distributed as dist
 
-from ..comm.store import meet, part
+from ..comm.store import leave_store, meet
 from ..errors import RunError, reason
 from .launch import stop_launcher, warn
 from .stop import INTERRUPTED, Stopped
@@ -25,9 +25,9 @@ _READ = 3.0  # seconds in which others read why, where the store ends with this 
 class Watching(Protocol):
     """Tells other ranks that this one fails (`watchdog`)."""
 
-    def failed(self, reason: str) -> str: ...
+    def report_failure(self, reason: str) -> str: ...
     def stop(self) -> None: ...
-    def lost(self, error: BaseException) -> NoReturn: ...
+    def report_lost(self, error: BaseException) -> NoReturn: ...
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
         meet("end", "")  # no rank tears down what another one still reads
         if watchdog is not None:
             watchdog.stop()
-        part()
+        leave_store()
     except (RunError, OSError) as error:
         _leave(watchdog, f"error: {reason(error)}", 1, reason(error))
     except KeyboardInterrupt:
@@ -53,7 +53,7 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
         rank = f"rank {os.environ.get('RANK', 0)} on {gethostname()}"
         words = " ".join(str(error).split())
         if watchdog is not None and _has_lost_another(error):
-            watchdog.lost(error)
+            watchdog.report_lost(error)
         _leave(
             watchdog,
             f"{rank} failed\n{traceback.format_exc()}{_program_line(error)}",
@@ -107,12 +107,12 @@ def refuse(error: RunError | OSError, watchdog: Watching | None = None) -> NoRet
         with suppress(RuntimeError):  # the store is gone
             if watchdog is not None:
                 watchdog.stop()
-            part()
+            leave_store()
         dist.destroy_process_group()
     sys.exit(2)
 
 
-def interrupted() -> NoReturn:
+def end_interrupted() -> NoReturn:
     """Ends a rank that Ctrl-C has interrupted before its run began: quietly and at once, as all
     others end too.
     """
@@ -131,7 +131,7 @@ def tell_launcher(reason: str) -> None:
 
 def _leave(watchdog: Watching | None, message: str, status: int, reason: str) -> NoReturn:
     # another rank's words, where it has failed before: that rank prints its message
-    before = watchdog.failed(reason) if watchdog is not None else ""
+    before = watchdog.report_failure(reason) if watchdog is not None else ""
     tell_launcher(before or reason)
     if before:
         time.sleep(_GRACE)

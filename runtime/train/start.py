@@ -15,13 +15,13 @@ from ..checkpoint.saver import newest_whole, set_aside
 from ..comm import c10d
 from ..config.environment import profiling
 from ..config.plan import Plan
-from ..data.corpus import held_out, opened, repeated, too_few
+from ..data.corpus import holdout_lines, open_corpus, repetition_lines, shortage_problem
 from ..data.mixture import Mixture
 from ..data.vocabulary import check_ids
 from ..errors import RunError
 from .alike import alike
 from .identity import content, differences, identity, optimizer, other_rate, rate
-from .ignored_options import Situation, ignored_by_export, ignored_options
+from .ignored_options import Situation, find_ignored_by_export, find_ignored_options
 from .launch import environment, is_first, warn
 from .log_file import NAME, REPEATED, mend
 from .options import Options
@@ -67,13 +67,13 @@ def start(plan: Plan, options: Options) -> Start:
         resume, damaged = newest_whole(checkpoints(options))
     looks = environment("LOCAL_RANK", 0) == 0
     corpus = replace(plan.data, as_is=plan.data.as_is or options.data_as_is)
-    data = together(lambda: opened(corpus, options.data, plan.seq, looks))
+    data = together(lambda: open_corpus(corpus, options.data, plan.seq, looks))
     mixtures = [mixture for mixture in data if mixture is not None]
     together(lambda: check_ids(mixtures, plan.vocab, *c10d.place()))
     hashes = content(data[0])
     start = together(lambda: _prepare(plan, options, resume, data, hashes))
     alike(_settings_of(start), _FILES)
-    moved = together(lambda: _cleared(options.out, start) if is_first() else [])
+    moved = together(lambda: _clear_folder(options.out, start) if is_first() else [])
     together(lambda: require_writable(options, checkpoints(options)))
     notes = (*damaged, *moved, *start.notes)
     if lock and lock.warning:
@@ -108,7 +108,7 @@ def _prepare(
             f"nothing to resume: no checkpoint in {checkpoints(options)}; --resume auto begins"
             " where there is none"
         )
-    first = saver.finished_steps(resume.path) if resume else 0
+    first = saver.get_finished_steps(resume.path) if resume else 0
     if first >= options.steps and options.resume == "newest":
         raise RunError(
             f"{resume} has finished its {first} steps already: ask for more with --steps"
@@ -128,13 +128,13 @@ def _prepare(
         resumed_from = str(resume)
     elif options.init and plan.names:
         reader = Reader(options.init, plan.names)
-    if few := too_few(training, plan.global_batch):
+    if few := shortage_problem(training, plan.global_batch):
         raise RunError(f"too little data: {few}, so that a step would see some twice")
-    if validation and (few := too_few(validation, plan.global_batch)):
+    if validation and (few := shortage_problem(validation, plan.global_batch)):
         notes.append(f"validation sees some sequences twice: {few}")
-    notes += ignored_options(Situation(options, plan, validation is not None, resumed_from))
-    notes += held_out(validation)
-    notes += repeated(training, options.steps, plan.global_batch)
+    notes += find_ignored_options(Situation(options, plan, validation is not None, resumed_from))
+    notes += holdout_lines(validation)
+    notes += repetition_lines(training, options.steps, plan.global_batch)
     return Start(run, training, validation, reader, resume, first, (*notes,))
 
 
@@ -144,7 +144,7 @@ def _changes(resume: Saved, run: Identity, lr: float, anyway: bool) -> list[str]
     RunError where they differ in more than a run may change, unless it is to go on `anyway`.  `lr`
     is the learning rate of its first step.
     """
-    then, step = resume.run, saver.finished_steps(resume.path)
+    then, step = resume.run, saver.get_finished_steps(resume.path)
     lines = differences(then, run, step)
     if lines and not anyway:
         more = (
@@ -164,7 +164,7 @@ def export_newest(plan: Plan, options: Options, folder: Path) -> None:
     """Writes the newest checkpoint that is whole as files of weights.  RunError."""
     from ..checkpoint.export import export  # most runs do without
 
-    for line in ignored_by_export(options):
+    for line in find_ignored_by_export(options):
         warn(line)
     require_new_folder(folder)
     saved, damaged = newest_whole(checkpoints(options))
@@ -188,7 +188,7 @@ def checkpoints(options: Options) -> Path:
     return options.out / "checkpoints"
 
 
-def _cleared(folder: Path, start: Start) -> list[str]:
+def _clear_folder(folder: Path, start: Start) -> list[str]:
     """Clears the folder of other runs' files, and of this run's lines and checkpoints after the
     step that it begins with; a line for each move.
     """

@@ -50,10 +50,14 @@ class Stop:
     def __init__(self, first: int) -> None:
         """`first` steps are done when the run begins."""
         self._begun, self._promise, self._last = first + 1, 0, 0  # steps; 0: none
-        self._own, self._at = "", 0.0  # the signal that this rank has got, and when
+        self._own_signal, self._signal_time = "", 0.0  # the signal that this rank has got, and when
         self.signal = ""
         """The signal that stops the run, once it is known."""
-        self._lock, self._known, self._ends = threading.Lock(), threading.Event(), threading.Event()
+        self._lock, self._is_known, self._ends = (
+            threading.Lock(),
+            threading.Event(),
+            threading.Event(),
+        )
         store = job_store()
         self._store: Any = None
         self._world = 1
@@ -67,7 +71,7 @@ class Stop:
         for name in _SIGNALS:
             number = signal.Signals[name]
             if signal.getsignal(number) is not signal.SIG_IGN:
-                handlers_before[number] = signal.signal(number, self._signalled)
+                handlers_before[number] = signal.signal(number, self._handle_signal)
         thread = threading.Thread(target=self._look, name="stop", daemon=True)
         thread.start()
         try:
@@ -83,7 +87,7 @@ class Stop:
             if not self._promise or (steps_done < self._promise and not self._last):
                 self._begun = steps_done + 1
                 return False
-        self._known.wait()
+        self._is_known.wait()
         return steps_done >= self._last
 
     @property
@@ -91,26 +95,26 @@ class Stop:
         """The exit status of a run that this signal ends."""
         return _SIGNALS[self.signal]
 
-    def _signalled(self, number: int, _: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _: FrameType | None) -> None:
         """Handles a signal in the main thread, which may hold any lock.
 
         A second Ctrl-C ends the rank at once.
         """
         now = time.monotonic()
-        if self._own and number == signal.SIGINT and now - self._at > _TWICE:
+        if self._own_signal and number == signal.SIGINT and now - self._signal_time > _TWICE:
             raise KeyboardInterrupt
-        if not self._own:
-            self._own, self._at = signal.Signals(number).name, now
+        if not self._own_signal:
+            self._own_signal, self._signal_time = signal.Signals(number).name, now
 
     def _look(self) -> None:
         """Runs in the thread: looks for a signal of this rank or of another."""
         while not self._ends.wait(max(1.0, self._world / READS)):
             if self._store is None:
-                if self._own:
-                    return self._promised(self._promise_more(), self._own)
+                if self._own_signal:
+                    return self._set_last_step(self._promise_more(), self._own_signal)
                 continue
-            if self._own:
-                self._store.compare_set(_ASKED, "", self._own)
+            if self._own_signal:
+                self._store.compare_set(_ASKED, "", self._own_signal)
             if self._store.check([_ASKED]):
                 return self._agree()
 
@@ -123,7 +127,7 @@ class Stop:
         while not store.check([_LAST]):
             if self._ends.wait(max(0.1, self._world / READS)):
                 return
-        self._promised(int(store.get(_LAST)), store.get(_ASKED).decode())
+        self._set_last_step(int(store.get(_LAST)), store.get(_ASKED).decode())
 
     def _promise_more(self) -> int:
         """The last step that the main thread begins without asking: one more than it has begun."""
@@ -131,7 +135,7 @@ class Stop:
             self._promise = self._begun + 1
             return self._promise
 
-    def _promised(self, last: int, by: str) -> None:
+    def _set_last_step(self, last: int, by: str) -> None:
         """Takes note of the last step of all ranks, and of the signal."""
         self._last, self.signal = last, by
-        self._known.set()
+        self._is_known.set()

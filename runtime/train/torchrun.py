@@ -13,7 +13,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from ..config.interrupts import are_blocked, blocked, hear
+from ..config.interrupts import are_blocked, block_interrupts, unblock_interrupts
 from .options import SEPARATE_STORES
 from .stop import INTERRUPTED, SAVED
 
@@ -39,7 +39,7 @@ def main() -> None:
     for name, value in _SIGNALS.items():
         os.environ.setdefault(name, value)
     try:
-        hear()
+        unblock_interrupts()
         arguments = torchrun.parse_args(sys.argv[1:])
         if arguments.max_restarts:
             os.environ.setdefault(*SEPARATE_STORES.split("="))
@@ -49,12 +49,12 @@ def main() -> None:
     except SignalException as error:
         sys.exit(INTERRUPTED if error.sigval == signal.SIGINT else SAVED)
     except ChildFailedError as error:
-        rank, failure = first(error.failures)
+        rank, failure = find_first_failure(error.failures)
         if failure.exitcode < 0:
             line = f"rank {rank} was ended by {failure.signal_name()}"
         else:
             line = f"rank {rank} ended with exit status {failure.exitcode}"
-        print(f"{error}\nerror: {_told(failure) or line}", file=sys.stderr)
+        print(f"{error}\nerror: {_get_own_words(failure) or line}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -84,13 +84,13 @@ def _start_ranks_blocked() -> None:
     start: Any = agent._start_workers
 
     def start_workers(self: object, group: object) -> Any:
-        with blocked():
+        with block_interrupts():
             return start(self, group)
 
     agent._start_workers = start_workers
 
 
-def first(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+def find_first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
     """The rank whose failure explains the others, and the failure: the first that has told why, or
     else one that was killed.
 
@@ -100,7 +100,7 @@ def first(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
 
     def precedence(rank_and_failure: tuple[int, ProcessFailure]) -> tuple[bool, bool, int]:
         _, failure = rank_and_failure
-        return not _told(failure), not _was_killed(failure), int(failure.timestamp)
+        return not _get_own_words(failure), not _was_killed(failure), int(failure.timestamp)
 
     return min(failures.items(), key=precedence)
 
@@ -112,7 +112,7 @@ def _was_killed(failure: ProcessFailure) -> bool:
     return failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
 
 
-def _told(failure: ProcessFailure) -> str:
+def _get_own_words(failure: ProcessFailure) -> str:
     """The rank's own words (`shutdown.tell_launcher`); "" where it has left none."""
     match failure.error_file_data:
         case {"message": {"message": str(message)}}:

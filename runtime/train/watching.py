@@ -35,12 +35,12 @@ class Watching:
         """
         self._asked, self._model, self._state, self._log = watch, model, state, log
         self._train_step, self._batch, self._number = train_step, batch, 0
-        located = self._located if watch.locate else _advise_to_locate
+        located = self._locate if watch.locate else _advise_to_locate
         self._finite = Finite(state, watch.finite, watch.skips, located)
         if watch.skips:
-            state.kept += state.held.kept()
+            state.replicated_values += state.hold.kept()
         if watch.spikes:
-            state.kept += state.losses.kept()
+            state.replicated_values += state.losses.get_checkpoint_values()
         if watch.copies or watch.replay:
             from ..debug.compare import Comparison
             from ..debug.twice import CopyCheck, Replay  # most runs do without
@@ -58,7 +58,7 @@ class Watching:
         `begin` is called when a step that has begun does so for the second time.
         """
         if _is_due(number, self._asked.copies) or _is_due(number, self._asked.replay):
-            self._log.looked(number)
+            self._log.note_observed(number)
         if _is_due(number, self._asked.copies):
             self._copies.begin(batch)
             self._state.looks.append(self._compare)
@@ -68,10 +68,10 @@ class Watching:
         else:
             metrics = run(self._model, self._state, batch, lr)
         if self._asked.spikes:
-            return self._limited(metrics, self._asked.spikes)
+            return self._with_limit(metrics, self._asked.spikes)
         return metrics
 
-    def _limited(self, metrics: Metrics, deviations: float) -> Metrics:
+    def _with_limit(self, metrics: Metrics, deviations: float) -> Metrics:
         """The metrics with the limit of the loss; above it the program may have skipped the step.
 
         A loss above the limit does not count for the next limit.
@@ -90,19 +90,19 @@ class Watching:
 
         RunError on all ranks where a step before it ends the run.
         """
-        self._told(self._finite.after(steps_done, metrics))
+        self._tell_log(self._finite.after(steps_done, metrics))
 
     def settle(self) -> None:
         """Waits for the last step; call it before a save."""
-        self._told(self._finite.settle())
+        self._tell_log(self._finite.settle())
 
-    def _told(self, bad: Bad | None) -> None:
+    def _tell_log(self, bad: Bad | None) -> None:
         if bad is not None and bad.row:
-            self._log.skipped(bad.step, str(bad))
+            self._log.note_skipped(bad.step, str(bad))
         elif bad is not None:
             self._log.say(str(bad))
 
-    def _located(self, step: int) -> str:
+    def _locate(self, step: int) -> str:
         """Words for the first value of a step that is not finite, on any rank.
 
         All ranks run the step once more to find it.

@@ -26,7 +26,7 @@ from ...compiler.proof.interpreter import (
     nothing,
 )
 from ...compiler.proof.pipeline.rows import LossError, RowsError, run_rows
-from ...compiler.proof.pipeline.shrink import renumbered
+from ...compiler.proof.pipeline.shrink import renumber_ranks
 from ...compiler.proof.prime_field import Field
 from ...compiler.proof.proof import TRIALS, Case, case_of, on_ranks
 from ...compiler.proof.reference import Reference
@@ -141,7 +141,7 @@ class Bench:
 
     def __init__(self, case: Case, numbers: Numbers) -> None:
         self.case, self._numbers = case, numbers
-        self._world = SimulatedMesh.of(case.program)
+        self._world = SimulatedMesh.of_program(case.program)
         start = case.scene(numbers)
         self._env = start.on(case.program, self._world, numbers)
         self._due = on_ranks(case.program, self._world, Reference(case.single, numbers).run(start))
@@ -215,7 +215,7 @@ class Bench:
         if (program.axes, program.dims) == (small.axes, small.dims):
             return program
         region = (
-            renumbered(program.region, program.pipeline, small)
+            renumber_ranks(program.region, program.pipeline, small)
             if program.pipeline
             else program.region
         )

@@ -22,7 +22,7 @@ from scalec.compiler.proof import verify
 from scalec.compiler.proof.causality import depends_on_hidden_tokens
 from scalec.compiler.proof.inputs import scene
 from scalec.compiler.proof.prime_field import Field
-from scalec.compiler.proof.small_sizes import resized, small
+from scalec.compiler.proof.small_sizes import resize, small
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 
@@ -229,7 +229,7 @@ def unchecked(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Prog
 def depends(program: Program) -> bool:
     """What values of a small model say."""
     axes = {axis.name: 1 for axis in program.axes}
-    model = resized(program, axes, small(program, axes))
+    model = resize(program, axes, small(program, axes))
     numbers = Field(2, len(model.axes))
     return depends_on_hidden_tokens(model, scene(model, numbers), numbers)
 

@@ -11,7 +11,7 @@ from attrs import asdict
 from helpers.zero_plans import LAYERS, REST, TURN, compiled, plan_text, program
 from scalec.compiler.analysis.collective import Collective
 from scalec.compiler.analysis.communication import collectives, evaluation
-from scalec.compiler.proof.recorded.plan import expected
+from scalec.compiler.proof.recorded.plan import get_expected_calls
 
 # ---- the list: (use, op, axes, what goes in, loops, calls), counted by hand
 
@@ -146,7 +146,7 @@ def _each(
 
 def _calls(dims: dict[str, int], *listed: dict[str, Any]) -> str:
     plan = {"mesh": {"dp": 2}, "dims": dims, "collectives": [*listed], "evaluation": []}
-    return "".join(each.value for each in expected(plan, 0)["train"])
+    return "".join(each.value for each in get_expected_calls(plan, 0)["train"])
 
 
 def test_the_last_microbatch_begins_what_is_reduced_once() -> None:
@@ -225,8 +225,8 @@ def test_each_is_called_as_often_as_it_is_counted(state: str, recompute: str) ->
     of = compiled(text)
     listed = [asdict(it) | {"value": str(i)} for i, it in enumerate(collectives(of))]
     mesh, dims = ({it.name: it.size for it in them} for them in (of.axes, of.dims))
-    calls = expected({"mesh": mesh, "dims": dims, "collectives": listed, "evaluation": []}, 0)[
-        "train"
-    ]
+    calls = get_expected_calls(
+        {"mesh": mesh, "dims": dims, "collectives": listed, "evaluation": []}, 0
+    )["train"]
     assert Counter(each.value for each in calls) == {it["value"]: it["count"] for it in listed}
     assert len({it["every"] for it in listed}) == (2 if "every" in recompute else 1)

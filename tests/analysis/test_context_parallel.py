@@ -188,7 +188,10 @@ def test_what_a_strategy_costs_is_what_the_step_sends(
                 for each in listed
                 if each.where == where and found.axis(each.axes[0]).parent == axis
             ]
-            assert (sum(each.count for each in here), sum(map(link_traffic.sent, here))) == (
+            assert (
+                sum(each.count for each in here),
+                sum(map(link_traffic.get_sent_bytes, here)),
+            ) == (
                 LAYERS * calls,
                 LAYERS * size,
             )

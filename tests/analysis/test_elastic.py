@@ -12,7 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.small_plans import DIMS, LLAMA, WITH_SEQ, Plan
-from scalec.compiler.analysis.elastic import at_size, every_size, left_out, sizes, smallest
+from scalec.compiler.analysis.elastic import (
+    at_size,
+    every_size,
+    get_left_out_words,
+    sizes,
+    smallest,
+)
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
@@ -159,8 +165,8 @@ def test_sizes_are_those_with_whole_microbatches(
             size // (rows * ranks) if name == "microbatches" else rows * ranks
         )
     out = [n for n in range(least, most + 1) if n not in whole]
-    assert bool(out) == bool(left_out(program))
-    for first, last in re.findall(r"(\d+)(?: … (\d+))?[,:]", left_out(program)):
+    assert bool(out) == bool(get_left_out_words(program))
+    for first, last in re.findall(r"(\d+)(?: … (\d+))?[,:]", get_left_out_words(program)):
         run = [*range(int(first), int(last or first) + 1)]
         assert out[: len(run)] == run
         out = out[len(run) :]
@@ -173,7 +179,10 @@ def test_left_out_sizes_have_their_arithmetic() -> None:
     )
     program = compile_plan(Source("plan.scale", text))
     assert sizes(program) == (8, 4)
-    assert left_out(program) == "dp 5 … 7: 64 sequences are not microbatches of 4 on as many ranks"
+    assert (
+        get_left_out_words(program)
+        == "dp 5 … 7: 64 sequences are not microbatches of 4 on as many ranks"
+    )
 
 
 def test_memory_is_enough_at_the_least_size() -> None:

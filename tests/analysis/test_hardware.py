@@ -14,8 +14,8 @@ from scalec.compiler.analysis.hardware import (
     Measured,
     Moved,
     Product,
+    find_shipped_gpu,
     load,
-    named,
 )
 from scalec.compiler.analysis.hardware.files import FOLDER
 from scalec.compiler.cli import main
@@ -51,7 +51,7 @@ seconds = 1e-4
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_each_known_gpu_has_a_data_sheet(gpu: str) -> None:
-    found = named(gpu)
+    found = find_shipped_gpu(gpu)
     assert found
     assert (found.name, found.source) == (gpu, DATA_SHEETS)
     assert {"bf16", "f16", "f32", "f64"} <= set(found.peak)
@@ -65,7 +65,7 @@ programming guide).
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_each_gpu_has_a_peak_for_each_type_of_its_architecture(gpu: str) -> None:
-    found = named(gpu)
+    found = find_shipped_gpu(gpu)
     assert found
     for capability, types in TYPES.items():
         for dtype in types:
@@ -76,7 +76,7 @@ def test_each_gpu_has_a_peak_for_each_type_of_its_architecture(gpu: str) -> None
 @pytest.mark.parametrize("gpu", [name for name in GPUS if GPUS[name].capability >= 89])
 def test_narrow_types_have_dense_peaks(gpu: str) -> None:
     """A figure with sparsity, which data sheets print larger, is twice as high."""
-    found = named(gpu)
+    found = find_shipped_gpu(gpu)
     assert found
     assert found.peak["fp8"] / found.peak["bf16"] == pytest.approx(2, rel=0.02)
     if "nvfp4" in found.peak:
@@ -91,7 +91,7 @@ def test_gpus_with_a_data_sheet_and_gpus_with_memory_are_the_same() -> None:
 def test_a_file_says_where_it_differs_from_a_shipped_gpu(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(OWN)
-    found, base = load(path), named("a100_80gb")
+    found, base = load(path), find_shipped_gpu("a100_80gb")
     assert base
     assert (found.name, found.peak, found.network) == (base.name, base.peak, base.network)
     assert (found.product_rate("f32"), found.op, found.link) == (
@@ -156,7 +156,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_type_that_holds_no_known_part_of_its_peak_holds_the_least() -> None:
-    sheet = named("h100_sxm")
+    sheet = find_shipped_gpu("h100_sxm")
     assert sheet
     found = evolve(
         sheet, peak={"bf16": 4e12, "f32": 1e12, "f64": 1e12}, held={"bf16": 0.5, "f32": 0.8}

@@ -12,7 +12,7 @@ from helpers.timed_plans import WASTEFUL
 from helpers.zero_plans import ALL, REST, compiled, plan_text, program
 from scalec.compiler import cli
 from scalec.compiler.analysis.communication import collectives
-from scalec.compiler.analysis.link_traffic import crosses, sent, volumes
+from scalec.compiler.analysis.link_traffic import crosses, get_sent_bytes, volumes
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.explain import explain_collectives
 from scalec.compiler.syntax.source import Source
@@ -47,7 +47,8 @@ def test_volumes_are_those_of_the_paper(stage: int, microbatches: int, ranks: in
     assert layers.gathered + layers.reduced == zero(stage, microbatches) * ALL
     assert (rest.layers, rest.parameters, rest.gathered + rest.reduced) == ((), REST, 2 * REST)
     layers, others = (
-        sum(sent(it) for it in listed if it.bucket == bucket.name) for bucket in of.buckets
+        sum(get_sent_bytes(it) for it in listed if it.bucket == bucket.name)
+        for bucket in of.buckets
     )
     assert layers * ranks == 4 * (ranks - 1) * zero(stage, microbatches) * ALL
     assert others * ranks == 4 * (ranks - 1) * 2 * REST

@@ -18,7 +18,7 @@ from helpers import zero_plans
 from helpers.zero_plans import HIDDEN
 from scalec.compiler.analysis.collective import Collective
 from scalec.compiler.analysis.communication import collectives, evaluation
-from scalec.compiler.analysis.link_traffic import sent
+from scalec.compiler.analysis.link_traffic import get_sent_bytes
 from scalec.compiler.analysis.memory.reserve import communicators
 from scalec.compiler.config.units import amount
 from scalec.compiler.emit import emit
@@ -30,7 +30,7 @@ from scalec.compiler.ops.protocol import Vjp
 from scalec.compiler.ops.saved_tensors import Local
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.proof.recorded.files import Call
-from scalec.compiler.proof.recorded.plan import expected
+from scalec.compiler.proof.recorded.plan import get_expected_calls
 from scalec.compiler.reports.explain import explain_collectives
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
@@ -196,8 +196,8 @@ def test_gradients_of_weights_send_nothing(ringed: Program, every: int) -> None:
 
 def test_a_ring_sends_all_that_goes_in(ringed: Program, every: int) -> None:
     times = 3 * (5 if every == 1 else 3)
-    assert sum(map(sent, rotations(ringed))) == times * (3 + 6 + 1) * BYTES
-    assert sum(map(sent, rotations(ringed, "backward"))) == times * (3 + 6) * BYTES
+    assert sum(map(get_sent_bytes, rotations(ringed))) == times * (3 + 6 + 1) * BYTES
+    assert sum(map(get_sent_bytes, rotations(ringed, "backward"))) == times * (3 + 6) * BYTES
     assert communicators(ringed) == communicators(plain()) + 1
     (line,) = (
         line
@@ -219,7 +219,7 @@ def test_a_ring_sends_all_that_goes_in(ringed: Program, every: int) -> None:
 
 def test_a_ring_is_in_the_plan_of_a_record(ringed: Program, every: int) -> None:
     source = Source("tiny.scale", zero_plans.plan_text("", 3, "dp = 2 cp = 4"))
-    calls = expected(json.loads(plan_json(ringed, source, ringed, None, 0, {})), rank=5)
+    calls = get_expected_calls(json.loads(plan_json(ringed, source, ringed, None, 0, {})), rank=5)
     found = [each.call for each in calls["train"] if each.call.op == "all_to_all"]
 
     def rotate(dtype: str, to: int, source: int) -> Call:

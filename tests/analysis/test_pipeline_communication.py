@@ -12,7 +12,7 @@ from helpers.uneven_stages import unlike
 from helpers.zero_plans import HIDDEN, TURN, VOCAB, compiled, plan_text
 from scalec.compiler import cli
 from scalec.compiler.analysis.communication import collectives, evaluation, places
-from scalec.compiler.analysis.link_traffic import crosses, sent
+from scalec.compiler.analysis.link_traffic import crosses, get_sent_bytes
 from scalec.compiler.analysis.memory import accounts
 from scalec.compiler.analysis.stage_program import rank_programs
 from scalec.compiler.emit import emit
@@ -153,8 +153,8 @@ def test_the_rank_that_sends_most_is_shown() -> None:
         r"^send to rank 1 of pp +forward, 3 microbatches +3 +32 x f32 +384 B", shown, re.MULTILINE
     )
     assert row
-    assert [sum(map(sent, collectives(of, rank))) for rank in (0, 1)] == sorted(
-        (sum(map(sent, collectives(of, rank))) for rank in (0, 1)), reverse=True
+    assert [sum(map(get_sent_bytes, collectives(of, rank))) for rank in (0, 1)] == sorted(
+        (sum(map(get_sent_bytes, collectives(of, rank))) for rank in (0, 1)), reverse=True
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.analysis.state_parts import fault, shape, written
+from scalec.compiler.analysis.state_parts import fault, get_written_parts, shape
 from scalec.compiler.emit.model_classes import model_classes
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
@@ -58,8 +58,8 @@ def _cases(draw: st.DrawFn) -> Case:
 @given(_cases())
 def test_each_element_is_written_once(case: Case) -> None:
     program = _compiled(case)
-    found = written(program)
-    assert {name for name, _ in found} == {param.name for param in program.stored}
+    found = get_written_parts(program)
+    assert {name for name, _ in found} == {param.name for param in program.params_and_buffers}
     for (name, _), parts in found.items():
         assert not fault(shape(program, name), [part for part, _ in parts])
 
@@ -122,7 +122,7 @@ def _named(program: Program) -> Parts:
     """The parts by the names of the program's state."""
     patterns = model_classes(program).patterns
     named: Parts = set()
-    for (name, layer), parts in written(program).items():
+    for (name, layer), parts in get_written_parts(program).items():
         assert patterns[name].count("*") <= 1
         key = patterns[name].replace("*", str(layer))
         named |= {

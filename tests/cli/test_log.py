@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.cli import main
-from scalec.compiler.reports.run_log import LOSS, Run, binned, read
+from scalec.compiler.reports.run_log import LOSS, Run, bin_points, read
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 
 
 def test_a_column_is_the_mean_of_its_steps() -> None:
-    assert [*binned([(0, 1.0), (1, 3.0), (9, 5.0)], (0, 9), 4)] == [(0, 2.0), (3, 5.0)]
+    assert [*bin_points([(0, 1.0), (1, 3.0), (9, 5.0)], (0, 9), 4)] == [(0, 2.0), (3, 5.0)]
 
 
 def test_a_last_line_that_is_cut_off_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:

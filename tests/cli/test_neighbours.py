@@ -8,7 +8,7 @@ import pytest
 
 from scalec.compiler.cli.neighbours import (
     Change,
-    changed,
+    compile_with_changes,
     neighbours,
     sequence_parallelism,
     strategies,
@@ -46,7 +46,7 @@ def test_each_neighbour_is_another_plan(name: str) -> None:
     model = resolve(source)
     changes = [*neighbours(model)]
     assert len({str(it) for it in changes}) == len(changes)
-    made = [found for it in changes if (found := changed(source, [it]))]
+    made = [found for it in changes if (found := compile_with_changes(source, [it]))]
     assert len(made) >= 5
     assert all(settings(it.model) != settings(model) for it in made)
 
@@ -81,11 +81,13 @@ def test_there_are_few_enough(path: Path) -> None:
 def test_a_sequence_parallel_plan_has_one_that_is_not_and_back(name: str) -> None:
     source = plan(name, CLUSTER)
     (once,) = sequence_parallelism(resolve(source))
-    other = changed(source, [once])
+    other = compile_with_changes(source, [once])
     assert other
     (back,) = sequence_parallelism(other.model)
-    assert {"with": "without", "without": "with"}[once.told.split()[1]] == back.told.split()[1]
-    same = changed(source, [back])
+    assert {"with": "without", "without": "with"}[once.summary.split()[1]] == back.summary.split()[
+        1
+    ]
+    same = compile_with_changes(source, [back])
     assert same
     assert settings(same.model)[3:] == settings(resolve(source))[3:]
 
@@ -93,7 +95,7 @@ def test_a_sequence_parallel_plan_has_one_that_is_not_and_back(name: str) -> Non
 def test_other_strategies_keep_all_other_rules() -> None:
     source = plan("llama3_405b_long")
     model = resolve(source)
-    found = [changed(source, [it]) for it in strategies(model)]
+    found = [compile_with_changes(source, [it]) for it in strategies(model)]
     ring = next(it for it in found if it and "ring" in str(it.changes[0]))
     assert {it.via for it in ring.model.claims} == {"", "ring"}
     assert {(it.dim, it.axis) for it in ring.model.claims} == {
@@ -105,7 +107,9 @@ def test_other_strategies_keep_all_other_rules() -> None:
 
 def test_what_makes_no_plan_is_none() -> None:
     source = load(ROOT / "plans" / "tiny_llama.scale")
-    assert changed(source, [Change("train", "microbatch = 3")]) is None
-    both = changed(source, [Change("train", "microbatch = 2"), Change("train", "recompute = full")])
+    assert compile_with_changes(source, [Change("train", "microbatch = 3")]) is None
+    both = compile_with_changes(
+        source, [Change("train", "microbatch = 2"), Change("train", "recompute = full")]
+    )
     assert both
     assert (both.model.train.microbatch, both.model.train.recompute.word) == (2, "full")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scalec.compiler.cli import main, op_trials, run
-from scalec.compiler.cli.compile import compiled
+from scalec.compiler.cli.compile import compile_source
 from scalec.compiler.cli.op_trials import Trials, TriedFunctions
 from scalec.compiler.syntax.limits import load
 
@@ -62,7 +62,7 @@ def written(folder: Path, plan: str, module: str = MODULE) -> Path:
 
 def try_functions(trials: Trials, path: Path) -> TriedFunctions:
     """The trials of a plan's functions."""
-    plan = compiled(load(path))
+    plan = compile_source(load(path))
     return trials.try_functions(plan.model, plan.source)
 
 

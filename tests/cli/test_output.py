@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalec.compiler.cli import main
-from scalec.compiler.cli.output import show, styled
+from scalec.compiler.cli.output import show, to_styled_text
 
 PLAN = str(Path(__file__).parents[2] / "plans" / "tiny_llama.scale")
 ESCAPES = re.compile(r"\x1b\[[\d;]*m")
@@ -38,7 +38,7 @@ def on_a_terminal(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @given(st.text(st.characters(exclude_categories=("C",))))
 def test_the_text_stays(text: str) -> None:
-    assert styled(text).plain == text
+    assert to_styled_text(text).plain == text
 
 
 @pytest.mark.parametrize("words", [("memory",), ("collectives",)])

@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 import pytest
 
 from scalec.compiler import cli
-from scalec.compiler.analysis.stage_schedule import estimated
+from scalec.compiler.analysis.stage_schedule import estimate_times
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.drawing import Canvas
-from scalec.compiler.reports.schedule.figures import FORMULAS, expected, figures
+from scalec.compiler.reports.schedule.figures import FORMULAS, figures, find_formula
 from scalec.compiler.reports.schedule.picture import (
     HUES,
     Picture,
@@ -41,7 +41,7 @@ from scalec.compiler.reports.schedule.rows import (
 from scalec.compiler.reports.schedule.terminal import GAP, drawing
 from scalec.compiler.reports.schedule.trace import trace
 from scalec.compiler.schedules.actions import ScheduleError, Work
-from scalec.compiler.schedules.csv_file import read_csv
+from scalec.compiler.schedules.csv_file import parse_csv
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Slot, Times, simulate
@@ -147,8 +147,8 @@ def costs() -> Times:
     """What the plan's stages are estimated to take, to a thousandth."""
     program = compile_plan(Source("tiny.scale", Path("tiny.scale").read_text()))
     assert program.pipeline
-    times = estimated(program, program.pipeline)
-    return times.rounded()
+    times = estimate_times(program, program.pipeline)
+    return times.round_times()
 
 
 def slots(file: str) -> list[tuple[str, float, float]]:
@@ -162,7 +162,7 @@ def test_stages_take_what_they_cost_in_every_form(scalec: Run) -> None:
     scalec("--html", "x.html", "--csv", "x.csv", "--trace", "x.json", "--svg", "x.svg")
     times = costs()
     assert len({*times.forward}) > 1
-    timeline = simulate(read_csv(Path("x.csv").read_text()), times)
+    timeline = simulate(parse_csv(Path("x.csv").read_text()), times)
     drawn = [(str(it.action), it.start, it.end - it.start) for row in timeline.slots for it in row]
     assert slots("x.json") == [
         (name, pytest.approx(start), pytest.approx(took)) for name, start, took in drawn
@@ -305,7 +305,7 @@ def test_formulas_are_what_the_simulation_says(times: tuple[float, float, float]
         except ScheduleError:
             continue
         it = picture("", name, made, Times.uniform(made.stages, *times))
-        if formula := expected(name, ranks, microbatches, it.times):
+        if formula := find_formula(name, ranks, microbatches, it.times):
             compared.add(name)
             assert [it.timeline.idle(rank) for rank in range(ranks)] == pytest.approx(
                 [formula.idle] * ranks
@@ -496,7 +496,7 @@ def test_the_page_has_all_actions_and_needs_nothing_else(each: Picture) -> None:
 def test_rows_read_back(scalec: Run) -> None:
     assert scalec("--csv", "rows.csv") == (0, "wrote rows.csv\n", "")
     made = SCHEDULES["interleaved_1f1b"](2, 4, 2)
-    assert read_csv(Path("rows.csv").read_text()) == made
+    assert parse_csv(Path("rows.csv").read_text()) == made
 
 
 def test_several_files_at_once_and_again(scalec: Run) -> None:

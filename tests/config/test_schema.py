@@ -55,13 +55,13 @@ def values() -> Iterator[ParameterSet]:
                     cls.__name__, field, field.what, id=f"{cls.__name__}.{field.name}"
                 )
             else:
-                todo.append(field.what.of)
+                todo.append(field.what.section_class)
 
 
 def read(value: Value, expr: tree.Expr) -> Any:
     """The value as plan.json has it; None if it does not fit."""
     try:
-        found = value.read(tree.Name("key", AT), expr)
+        found = value.get_value(tree.Name("key", AT), expr)
     except PlanError:
         return None
     return json.loads(json.dumps(found, default=asdict))

@@ -47,7 +47,7 @@ def section_of(text: str) -> Section:
 
 def read(cls: type[S], text: str) -> S:
     found = Diagnostics()
-    instance = schema.read(cls, section_of(text), found)
+    instance = schema.parse_section(cls, section_of(text), found)
     found.check()
     assert instance
     return instance
@@ -147,7 +147,7 @@ def test_what_a_call_takes_first_needs_no_name() -> None:
     plain = read(Pipelining, 'pipeline { schedule = file("a.csv") }')
     assert plain == read(Pipelining, 'pipeline { schedule = file(path="a.csv") }')
     assert plain.schedule == Order(FILE, "a.csv")
-    assert schema.show(plain) == 'pipeline {\n  schedule = file("a.csv")\n}'
+    assert schema.print_section(plain) == 'pipeline {\n  schedule = file("a.csv")\n}'
     assert "E0403" in told(Pipelining, 'pipeline { schedule = file("a.csv", path="b.csv") }')
     assert "E0404" in told(Pipelining, 'pipeline { schedule = file("a.csv", "b.csv") }')
     assert "E0405" in told(Pipelining, 'pipeline { schedule = file("") }')
@@ -329,7 +329,7 @@ watches = st.builds(
 
 @given(trains | clusters | pipelines | flows | watches)
 def test_shown_settings_read_back(instance: Settings) -> None:
-    assert read(type(instance), schema.show(instance)) == instance
+    assert read(type(instance), schema.print_section(instance)) == instance
 
 
 def test_show() -> None:
@@ -341,7 +341,7 @@ def test_show() -> None:
         Optimizer("sgd", 0.1, groups=(ParamGroup("norms", ("norm*",)),)),
         Data("text", (STDLIB,)),
     )
-    assert schema.show(train) == cleandoc(
+    assert schema.print_section(train) == cleandoc(
         """
         train {
           seq = 8
@@ -452,7 +452,7 @@ def test_sections_of_several_differ_by_their_own_settings() -> None:
     first, second = (
         read(Data, f"data text {{ {' '.join(each)} }}") for each in (sets[::2], sets[1:2])
     )
-    assert [*schema.differing(first, second)] == [
+    assert [*schema.find_differences(first, second)] == [
         ("set code weight", "3.0", "1.0"),
         ("set wiki", "set", "unset"),
     ]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.emit.plan_json import known_by, known_unpadded
+from scalec.compiler.emit.plan_json import get_model_hash, get_unpadded_hash
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
@@ -16,7 +16,7 @@ PLAN = plan_text(Case())
 
 def known(text: str) -> str:
     """The hash of a plan's model."""
-    found = known_by(compile_plan(Source("tiny.scale", text), "resolve"))
+    found = get_model_hash(compile_plan(Source("tiny.scale", text), "resolve"))
     assert re.fullmatch(r"[0-9a-f]{12}", found)
     return found
 
@@ -69,10 +69,10 @@ def test_without_padding_it_is_that_of_the_plan_without(pad: str) -> None:
     padded = PLAN.replace("vocab = 32", f"vocab = 29 {pad}")
     plain = PLAN.replace("vocab = 32", "vocab = 29").replace(" vocab, heads", " heads")
     model = compile_plan(Source("tiny.scale", padded), "resolve")
-    assert known_unpadded(model) == known(plain)
-    assert known_unpadded(model) != known(padded)
-    assert known_unpadded(compile_plan(Source("tiny.scale", plain), "resolve")) == ""
+    assert get_unpadded_hash(model) == known(plain)
+    assert get_unpadded_hash(model) != known(padded)
+    assert get_unpadded_hash(compile_plan(Source("tiny.scale", plain), "resolve")) == ""
 
 
 def test_of_a_program_with_placements_there_is_none() -> None:
-    assert known_by(compile_plan(Source("tiny.scale", PLAN))) == ""
+    assert get_model_hash(compile_plan(Source("tiny.scale", PLAN))) == ""

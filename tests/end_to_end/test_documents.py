@@ -99,7 +99,7 @@ def document_plan(case: Case) -> str:
 
 def given(windows: Tensor, inputs: Sequence[str]) -> harness.Inputs:
     """The inputs of a model that the runtime makes of windows."""
-    made = Windows(separator=SEPARATOR).given(windows, [0] * len(windows), 32, seed=0)
+    made = Windows(separator=SEPARATOR).make_inputs(windows, [0] * len(windows), 32, seed=0)
     return tuple(made[name] for name in inputs)
 
 

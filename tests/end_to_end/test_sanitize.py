@@ -24,7 +24,7 @@ from helpers.oracle.plans import Case, plan_text
 from scalec.runtime import Batch, Mesh, RunError, TrainState
 from scalec.runtime.comm import c10d, collectives
 from scalec.runtime.comm.p2p import Message
-from scalec.runtime.debug.sanitize import Sanitizer, observed
+from scalec.runtime.debug.sanitize import Sanitizer, observe
 
 TP = Case(dp=2, tp=2, microbatches=2, optimizer="adamw", clip=1.0)
 SP = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0)
@@ -133,7 +133,7 @@ def _train(
     harness.fill(state, start)
     step = module.train_step
     if sanitized:
-        step = observed(step, mesh, module.PLAN.inputs if inputs else {}, "step", 0)
+        step = observe(step, mesh, module.PLAN.inputs if inputs else {}, "step", 0)
     losses: list[float] = []
     for number, rows in enumerate(batches, 1):
         batch = fault(number, model, state, harness.local_batch(module.PLAN, *rows))

@@ -19,7 +19,7 @@ from torch.distributed.flight_recorder.components.loader import read_dump
 from helpers.forked_ranks import plain_groups
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from scalec.runtime.train.watchdog.call_order import planned
+from scalec.runtime.train.watchdog.call_order import get_planned_calls
 from scalec.testing.faults import (
     Action,
     Fault,
@@ -74,7 +74,9 @@ def _run(case: Case, folder: Path, at: Point, do: Action, options: str = "") -> 
 
 def _before(call: str, step: int, rank: int, folder: Path) -> Point:
     """The point before this call of the plan, of which all ranks have the same."""
-    calls = [*map(str, planned(json.loads((folder / "plan.json").read_text()), False, None))]
+    calls = [
+        *map(str, get_planned_calls(json.loads((folder / "plan.json").read_text()), False, None))
+    ]
     return Point("collective", step, rank, calls.index(call))
 
 

@@ -28,7 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalec.formats.data import TEXT, foreign
-from scalec.formats.known import Ends, described, format_of
+from scalec.formats.known import Ends, format_of, get_format_words
 
 IDS = np.random.default_rng(0).integers(0, 50_000, 3000)
 RAW = IDS.astype(np.uint16).tobytes()
@@ -190,10 +190,10 @@ NAMES = pytest.mark.parametrize("path", FILES, indirect=True)
 
 @NAMES
 def test_a_format_is_known_by_what_its_program_writes(path: Path) -> None:
-    known = format_of(Ends.of(path))
+    known = format_of(Ends.from_path(path))
     assert known is not None
     assert known.word == FILES[path.name][0]
-    assert described(path).partition(":")[0] == known.name
+    assert get_format_words(path).partition(":")[0] == known.name
 
 
 @NAMES
@@ -351,7 +351,7 @@ def test_first_ids_that_are_a_short_magic_number_decide_nothing(name: str, tmp_p
 @given(first=st.binary(min_size=0, max_size=80), data=st.data())
 def test_any_bytes_are_looked_at_without_a_fault(first: bytes, data: st.DataObject) -> None:
     magic = data.draw(st.sampled_from([b"", *SHORT.values(), *(make()[:40] for make in _LIGHT)]))
-    ends = Ends.of_bytes(magic + first)
+    ends = Ends.from_content(magic + first)
     found = format_of(ends)
     assert found is None or found.name
 

@@ -125,9 +125,9 @@ def test_a_program_that_says_otherwise_is_refused(old: str, new: str) -> None:
 
 def test_indices_become_numbers() -> None:
     stored = HFWeight("a.{i}.b.{6*i+j}.c.{2*j+1}", (1,))
-    assert stored.named([3, 5]) == ("a.3.b.23.c.11",)
+    assert stored.get_tensor_names([3, 5]) == ("a.3.b.23.c.11",)
     each = HFWeight("{experts}.a.{i}.b.{experts}", (1,), each=("experts", 2))
-    assert each.named([3]) == ("0.a.3.b.0", "1.a.3.b.1")
+    assert each.get_tensor_names([3]) == ("0.a.3.b.0", "1.a.3.b.1")
 
 
 def test_a_plan_without_names_has_the_names_of_its_parameters() -> None:

@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from helpers.unary_ops import UNARY, goes_over_one, written
-from scalec.compiler.cli.compile import compiled
+from scalec.compiler.cli.compile import compile_source
 from scalec.compiler.cli.op_trials import Trials
 from scalec.compiler.config.fields import Field, Part, fields_of, heading_of
 from scalec.compiler.config.settings import (
@@ -136,7 +136,7 @@ def test_every_block_is_compiled_and_proved(block: str) -> None:
     "block", [b.text for b in BLOCKS if b.error is None and b.text.startswith("op ")]
 )
 def test_the_functions_are_as_their_ops_say(block: str) -> None:
-    trials, plan = Trials("", None), compiled(Source("plan.scale", completed(block)))
+    trials, plan = Trials("", None), compile_source(Source("plan.scale", completed(block)))
     functions = trials.try_functions(plan.model, plan.source)
     trials.end()
     assert functions.tried
@@ -345,13 +345,13 @@ def takes(field: Field) -> str:
 def refusal(field: Field, value: Call | Negative, span: Span) -> str:
     assert not isinstance(field.what, Part)
     with pytest.raises(PlanError) as caught:
-        field.what.read(Name(field.key, span), value)
+        field.what.get_value(Name(field.key, span), value)
     return str(caught.value)
 
 
 def default(cls: type[Settings], field: Field) -> str:
     if isinstance(field.what, Part):
-        name, heading = heading_of(field.what.of)
+        name, heading = heading_of(field.what.section_class)
         kept = attrs.fields_dict(cls)[field.name].default
         return (
             "needed"

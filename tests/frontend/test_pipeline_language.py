@@ -10,7 +10,7 @@ import pytest
 
 from helpers.pipeline_plan import PLAN, compiled, edited
 from scalec.compiler.analysis.memory import accounts
-from scalec.compiler.cli.compile import read
+from scalec.compiler.cli.compile import load_ir_program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
@@ -19,8 +19,8 @@ from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.activation_memory import high_water
 from scalec.compiler.schedules.csv_file import csv
 from scalec.compiler.schedules.p2p import with_messages
-from scalec.compiler.schedules.registry import SCHEDULES, folded, looped
-from scalec.compiler.schedules.rescale import resized
+from scalec.compiler.schedules.registry import SCHEDULES, loop_placement, v_placement
+from scalec.compiler.schedules.rescale import resize
 from scalec.compiler.schedules.timeline import Times, simulate
 from scalec.compiler.syntax.diagnostics import CODES, Diagnostic, PlanError
 from scalec.compiler.syntax.source import Source, Span
@@ -386,7 +386,7 @@ def test_rows_and_stages_edited_into_something_illegal_are_told(what: str) -> No
     text, times = re.subn(before, after, print_ir(compiled({"1f1b": "zb_h1"})))
     assert times
     with pytest.raises(PlanError) as error:
-        read(Source("plan.ir", text))
+        load_ir_program(Source("plan.ir", text))
     (found,) = error.value.diagnostics
     assert (found.code, found.message) == ("E0190", "this IR is not legal")
     assert note in found.notes[0].text
@@ -399,13 +399,13 @@ def test_rows_of_a_file_edited_in_ir_text_are_told(stage: str, plan: str) -> Non
     text = print_ir(compiled(FILE, stage, plan))
     assert (text.count("given "), text.count("row ")) == (4, 0)
     with pytest.raises(PlanError, match="not legal"):
-        read(Source("plan.ir", text.replace("3F0 3I0", "3I0 3F0")))
+        load_ir_program(Source("plan.ir", text.replace("3F0 3I0", "3I0 3F0")))
 
 
 def test_rows_of_auto_left_out_of_ir_text_are_told() -> None:
     text = print_ir(compiled({"1f1b": "auto"}, "fuse_buckets"))
     with pytest.raises(PlanError, match="a pipeline without rows"):
-        read(Source("plan.ir", re.sub(r'given ".*"\n', "", text)))
+        load_ir_program(Source("plan.ir", re.sub(r'given ".*"\n', "", text)))
 
 
 # ---- made for the plan's costs
@@ -464,11 +464,11 @@ def test_auto_is_no_slower_than_what_has_a_name() -> None:
 
 
 def times_of(edits: Mapping[str, str]) -> Times:
-    from scalec.compiler.analysis.stage_schedule import estimated
+    from scalec.compiler.analysis.stage_schedule import estimate_times
 
     program = compiled(edits, "fuse_buckets")
     assert program.pipeline
-    return estimated(program, program.pipeline)
+    return estimate_times(program, program.pipeline)
 
 
 TWO_STAGES = {"layers = 6": "layers = 8", "global_batch = 24": "global_batch = 32"}
@@ -488,7 +488,10 @@ def test_auto_is_no_slower_than_what_has_a_name_and_two_stages_on_each_rank(name
 
 
 def test_auto_has_as_many_stages_as_it_is_told() -> None:
-    assert schedule_of({"1f1b": "auto(chunks=2)"}).stage_to_rank in (looped(4, 2), folded(4, 2))
+    assert schedule_of({"1f1b": "auto(chunks=2)"}).stage_to_rank in (
+        loop_placement(4, 2),
+        v_placement(4, 2),
+    )
 
 
 DOWN_AND_UP = {**TWO_STAGES, "1f1b": "auto(chunks=2, memory=2)"}
@@ -498,8 +501,10 @@ def test_what_auto_decides_is_in_the_ir() -> None:
     """Homes and rows from `place_stages` on, to which the later passes keep."""
     program = compiled(DOWN_AND_UP, "place_stages")
     assert program.pipeline
-    assert program.pipeline.given
-    assert program.pipeline.stage_to_rank == program.pipeline.given.stage_to_rank == folded(4, 2)
+    assert program.pipeline.rows
+    assert (
+        program.pipeline.stage_to_rank == program.pipeline.rows.stage_to_rank == v_placement(4, 2)
+    )
     last = lower(read_ir(Source("plan.ir", print_ir(program))))
     assert last == compiled(DOWN_AND_UP)
 
@@ -529,7 +534,7 @@ def test_stages_lie_where_their_bytes_have_room() -> None:
     )
     assert schedule_of(
         {**edits, "1f1b": f"auto(chunks=2, memory={least}B)"}
-    ).stage_to_rank == looped(4, 2)
+    ).stage_to_rank == loop_placement(4, 2)
     assert max(it.total for it in accounts(compiled({**edits, "1f1b": "zbv"}))) > least
 
 
@@ -555,7 +560,7 @@ def test_rows_of_a_file_are_as_good_as_a_name(name: str, plan: str) -> None:
     made = SCHEDULES[name](4, 6)
     found = schedule_of(FILE, written(plan, csv(made)))
     assert found == schedule_of({"1f1b": name})
-    assert resized(found, 4, 6) == made
+    assert resize(found, 4, 6) == made
 
 
 def test_messages_of_a_file_are_written_anew(plan: str) -> None:
@@ -581,7 +586,7 @@ def test_the_path_is_that_from_the_file_that_says_it(tmp_path: Path) -> None:
     text = 'use "base/plan.scale" { train { steps = 9 } }'
     program = compile_plan(Source(str(tmp_path / "other.scale"), text))
     assert program.pipeline
-    assert program.pipeline.given == SCHEDULES["gpipe"](4, 6)
+    assert program.pipeline.rows == SCHEDULES["gpipe"](4, 6)
 
 
 ROWS = csv(SCHEDULES["1f1b"](4, 6))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scalec.runtime.checkpoint.index import hashed
+from scalec.runtime.checkpoint.index import to_hashed_json
 
 HEAD = ("format", "version", "blake2b")
 
@@ -16,7 +16,7 @@ def change_index(file: Path, change: Callable[[Any], object]) -> None:
     """Changes the content in place, and writes it with its new hash."""
     content = get_content(file.read_bytes())
     change(content)
-    file.write_bytes(hashed(content))
+    file.write_bytes(to_hashed_json(content))
 
 
 def get_content(data: bytes) -> dict[str, Any]:

@@ -31,14 +31,16 @@ def spread(world: SimulatedMesh, numbers: Field, whole: Tensor, type: Type, name
     random by `name`.
     """
     held = world.spread(whole, type)
-    for axis in (axis for axis in world.axes if type.at(axis) == PARTIAL):
+    for axis in (axis for axis in world.axes if type.placement_on(axis) == PARTIAL):
         held = numbers.total(type.dims, held, _noise(world, numbers, type, axis, name))
     return held
 
 
 def _noise(world: SimulatedMesh, numbers: Field, type: Type, axis: str, name: str) -> Tensor:
     """Random parts that add up to zero along an axis; copies of one part are alike."""
-    ranks = (size if type.at(each).kind in DISTINCT else 1 for each, size in world.axes.items())
+    ranks = (
+        size if type.placement_on(each).kind in DISTINCT else 1 for each, size in world.axes.items()
+    )
     parts = numbers.random((*ranks, *world.shape(type)), f"{name} along {axis}")
     at = 1 + list(world.axes).index(axis)
     before = np.roll(parts, 1, axis=at)
@@ -56,7 +58,7 @@ def is_spread(
     if held.dims != type.dims or held.array.shape[held.lead :] != world.shape(type):
         return False
     for axis in reversed(world.axes):  # inner shards first
-        place = type.at(axis)
+        place = type.placement_on(axis)
         if place.kind in DISTINCT or place == MAXIMUM:
-            held = world.coerced(held, (axis,), place, INVARIANT, numbers)
+            held = world.coerce(held, (axis,), place, INVARIANT, numbers)
     return not differing(numbers, held, Tensor(type.dims, whole.onto(type.dims)))

@@ -89,7 +89,7 @@ def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
     """
 
     def decided(make: Callable[[], Any]) -> Any:
-        made = recompute.decided(lambda: _chosen(make(), module))
+        made = recompute.decide_once(lambda: _chosen(make(), module))
         if isinstance(made, Tensor):  # ids within a capacity, or counts of choices
             if recompute._deciding.get() is not recompute._make:
                 seen.counted(made, AGAIN)
@@ -124,15 +124,15 @@ def _loads(module: ModuleType, to_first: bool) -> Iterator[None]:
     """
 
     def decided(make: Callable[[], Any]) -> Any:
-        return recompute.decided(lambda: _chosen(make(), module, to_first))
+        return recompute.decide_once(lambda: _chosen(make(), module, to_first))
 
-    def counted(order: experts.Order, *backend: Any) -> experts.Held:
+    def counted(order: experts.Order, *backend: Any) -> experts.ExpertRows:
         axis = order.experts.axis
         if axis.size > 1 and dist.get_backend() == "fake":
             order.experts.axis = replace(axis, group=_Alike(axis))
         return count(order, *backend)
 
-    count = experts._counted
+    count = experts._exchange_counts
     with patch.object(routing, "decided", decided), patch.object(experts, "_counted", counted):
         yield
 
@@ -155,7 +155,11 @@ class _Alike:
         return getattr(self._group, name)
 
 
-DECISIONS: dict[type, str] = {tuple: "top", experts.Order: "dispatch", experts.Held: "exchange"}
+DECISIONS: dict[type, str] = {
+    tuple: "top",
+    experts.Order: "dispatch",
+    experts.ExpertRows: "exchange",
+}
 """The first ops that keep them."""
 
 

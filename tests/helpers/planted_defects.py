@@ -29,7 +29,7 @@ from scalec.compiler.proof.proof import Case, case_of, differences
 from scalec.compiler.proof.reference import Reference
 from scalec.compiler.proof.semantics import MEANINGS, Call, Semantics
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
-from scalec.compiler.proof.small_sizes import Sizes, meshes, resized
+from scalec.compiler.proof.small_sizes import Sizes, meshes, resize
 from scalec.compiler.proof.tensors import Array, Tensor
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
@@ -285,13 +285,13 @@ def _case(program: Program, model: Program, axes: Sizes) -> Case:
     """The program at the sizes of the right one: a fault is no op that sizes could be read off."""
     case = case_of(lower(model), model, axes)
     return evolve(
-        case, program=resized(program, axes, {dim.name: dim.size for dim in case.program.dims})
+        case, program=resize(program, axes, {dim.name: dim.size for dim in case.program.dims})
     )
 
 
 def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:
     """As `proof.unequal`, of programs that may hold the audit's faults, and with other labels."""
-    world, start = SimulatedMesh.of(case.program), _labelled(case.scene(numbers), labels)
+    world, start = SimulatedMesh.of_program(case.program), _labelled(case.scene(numbers), labels)
     machine = Interpreter(case.program, world, numbers, meanings=MEANINGS | DEFECTS, rows=run_rows)
     try:
         found = machine.run(start.on(case.program, world, numbers))

@@ -20,7 +20,7 @@ from helpers.planted_defects import Edits, edited
 from scalec.compiler.proof.recorded import Recorded, compare
 from scalec.runtime import Mesh
 from scalec.runtime.debug.record import Recorder
-from scalec.runtime.debug.sanitize import Sanitizer, observed
+from scalec.runtime.debug.sanitize import Sanitizer, observe
 
 LR = 0.01
 
@@ -69,7 +69,7 @@ def _sanitized(case: Case, module: ModuleType) -> None:
     model, state = module.build(mesh)
     harness.fill(state, reference.initial(case.config))
     (rows,) = harness.batches(case, 1)
-    step = observed(module.train_step, mesh, module.PLAN.inputs, "step", 0)
+    step = observe(module.train_step, mesh, module.PLAN.inputs, "step", 0)
     step(model, state, harness.local_batch(module.PLAN, *rows), LR)
 
 

@@ -189,9 +189,9 @@ def annotate(x: Tensor, type: Type, split: list[tuple[str, ...]]) -> None:
 def _kinds(type: Type) -> dict[str, Any]:
     """The types on the axes of the mesh that do not shard."""
     return {
-        axis: KINDS[type.at(axis).kind]
+        axis: KINDS[type.placement_on(axis).kind]
         for axis in spmd.current_mesh_names() or ()
-        if type.at(axis).kind in KINDS
+        if type.placement_on(axis).kind in KINDS
     }
 
 

@@ -124,7 +124,7 @@ def applied(pair: Pair) -> list[tuple[Step, Type, Type]]:
     except OrderError:
         return []
     for step in found:
-        after = step.applied(source, pair.program)
+        after = step.type_after(source, pair.program)
         steps.append((step, source, after))
         source = after
     return steps
@@ -135,7 +135,7 @@ def applied(pair: Pair) -> list[tuple[Step, Type, Type]]:
 def test_paths_lead_where_they_should(pair: Pair) -> None:
     """Each step is an entry of the table, and leaves the value as it is."""
     world, numbers, steps = (
-        SimulatedMesh.of(pair.program),
+        SimulatedMesh.of_program(pair.program),
         Field(TRIALS, len(pair.program.axes)),
         applied(pair),
     )
@@ -143,8 +143,8 @@ def test_paths_lead_where_they_should(pair: Pair) -> None:
     held = spread(world, numbers, value, pair.source, "value")
     for step, before, after in steps:
         assert (step.source.kind, step.target.kind) in COERCIONS
-        assert all(before.at(axis) == step.source for axis in step.axes)
-        held = world.coerced(held, step.axes, step.source, step.target, numbers)
+        assert all(before.placement_on(axis) == step.source for axis in step.axes)
+        held = world.coerce(held, step.axes, step.source, step.target, numbers)
         assert is_spread(world, numbers, held, after, value)
     assert not steps or steps[-1][2] == pair.target
 
@@ -170,7 +170,7 @@ def _stages(steps: Sequence[Step]) -> list[int]:
 def _moves_innermost(steps: Sequence[Step], pair: Pair) -> bool:
     type = pair.source
     for step in steps:
-        after = step.applied(type, pair.program)
+        after = step.type_after(type, pair.program)
         for place, at in ((step.source, type), (step.target, after)):
             if place.kind is Kind.SHARDED and at.axes_of(place.dim)[-len(step.axes) :] != step.axes:
                 return False
@@ -188,7 +188,7 @@ def test_paths_refuse_only_what_reorders_a_dim(pair: Pair) -> None:
         before, after = pair.source.axes_of(dim), pair.target.axes_of(dim)
         shared = min(len(before), len(after))
         moved = {
-            (pair.source.at(axis), pair.target.at(axis))
+            (pair.source.placement_on(axis), pair.target.placement_on(axis))
             for axis in (*before[shared:], *after[shared:])
         }
         if before[:shared] != after[:shared] or len(moved) > 1:

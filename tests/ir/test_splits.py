@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from scalec.compiler.ir import Axis, Claim, Dim, Program, Region, Type, sharded
-from scalec.compiler.ir.splits import held
+from scalec.compiler.ir.splits import runs_of_ranks
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.syntax.source import Source
 from scalec.runtime.comm.positions import chunks
@@ -41,10 +41,12 @@ def test_positions_are_the_same_for_all_three(cuts: tuple[tuple[int, bool], ...]
     for size in range(least, 25, least):
         program = _program(cuts, size)
         type = Type("i64", ("seq",), tuple((axis.name, sharded("seq")) for axis in program.axes))
-        evaluated = SimulatedMesh.of(program).indices(type, "seq").reshape(-1, size // _ranks(cuts))
+        evaluated = (
+            SimulatedMesh.of_program(program).indices(type, "seq").reshape(-1, size // _ranks(cuts))
+        )
         counted = [
             [at for start, stop in runs for at in range(start, stop)]
-            for runs in held(program, type, "seq")
+            for runs in runs_of_ranks(program, type, "seq")
         ]
         assert evaluated.tolist() == counted
         places = product(*(range(ranks) for ranks, _ in cuts))
@@ -74,6 +76,6 @@ def test_a_zigzag_computes_as_many_causal_pairs_on_all_ranks() -> None:
             type = Type("i64", ("seq",), (("a0", sharded("seq")),))
             pairs = [
                 sum(at + 1 for run in runs for at in range(*run))
-                for runs in held(program, type, "seq")
+                for runs in runs_of_ranks(program, type, "seq")
             ]
             assert (len({*pairs}) == 1) is (zigzag or ranks == 1)

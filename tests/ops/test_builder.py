@@ -52,15 +52,15 @@ def test_a_coercion_over_no_axis_and_a_cast_to_the_same_are_none(program: Progra
 def test_pending_sums_are_done(program: Program) -> None:
     builder, name = OpBuilder(program), value(program)
     pending = builder.coerce(name, Step(("dp",), INVARIANT, PARTIAL))
-    assert builder.types[pending].at("dp") == PARTIAL
-    assert builder.types[builder.reduced(pending)].at("dp") == INVARIANT
+    assert builder.types[pending].placement_on("dp") == PARTIAL
+    assert builder.types[builder.reduce(pending)].placement_on("dp") == INVARIANT
 
 
 def test_operands_that_do_not_fit_are_told(program: Program) -> None:
     builder, name = OpBuilder(program), value(program)
     pending = builder.coerce(name, Step(("dp",), INVARIANT, PARTIAL))
     with pytest.raises(TypingError, match=r"mixes partial and not|linear"):
-        builder.typed(
+        builder.append_typed(
             Op(
                 "add",
                 (name, pending),

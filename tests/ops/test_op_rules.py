@@ -344,7 +344,7 @@ class Ranks:
     @classmethod
     def of(cls, program: Program) -> "Ranks":
         """Those of a program's axes."""
-        return cls(program, SimulatedMesh.of(program), Field(TRIALS, len(program.axes)))
+        return cls(program, SimulatedMesh.of_program(program), Field(TRIALS, len(program.axes)))
 
     def call(self, op: Op, args: Sequence[Tensor], types: Sequence[Type]) -> Call:
         return Call(self.program, self.world, self.numbers, op, args, types)
@@ -469,13 +469,13 @@ class Tape:
         )
         return names
 
-    def saved(self, name: str) -> str:
+    def save(self, name: str) -> str:
         return name
 
     def type(self, name: str) -> Type:
         return self.types[name]
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         return self.types[name].dtype != "i64"
 
     def maker(self, name: str) -> Op:

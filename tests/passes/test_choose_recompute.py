@@ -9,7 +9,7 @@ from attrs import evolve
 
 from helpers.readback_plans import LLAMA, plan
 from scalec.compiler.analysis.memory import account
-from scalec.compiler.analysis.recompute_cut import added, choices, frontier, times
+from scalec.compiler.analysis.recompute_cut import choices, frontier, get_added_time, times
 from scalec.compiler.config.settings import Selection
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
@@ -35,7 +35,7 @@ def test_more_memory_never_adds_time_and_all_of_it_is_within_the_bound(name: str
     bounds = [round(fewest + part * (most - fewest)) for part in (0, 0.15, 0.5, 0.8, 1)]
     found = [_compiled(name, f"auto(memory = {bound}B)") for bound in bounds]
     assert all(account(it).total <= bound for it, bound in zip(found, bounds, strict=True))
-    shares = [*map(added, found)]
+    shares = [*map(get_added_time, found)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > shares[-1] == 0
     assert not found[-1].recomputed

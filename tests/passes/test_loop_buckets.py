@@ -141,7 +141,9 @@ def is_turns_reduction(op: Op) -> bool:
 
 def stacked(op: Op) -> tuple[Op]:
     """What gives the parameters of all layers."""
-    return (evolve(op, outputs=tuple(Value(v.name, v.type.stacked("layers")) for v in op.outputs)),)
+    return (
+        evolve(op, outputs=tuple(Value(v.name, v.type.stack_along("layers")) for v in op.outputs)),
+    )
 
 
 def other_bucket(op: Op) -> tuple[Op]:

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from helpers.pipeline_plan import compiled, edited
 from helpers.uneven_stages import unlike
-from scalec.compiler.analysis.stage_schedule import estimated
+from scalec.compiler.analysis.stage_schedule import estimate_times
 from scalec.compiler.ir import FLOATS, Enter, Op, Pipeline, Program, base, uses, values
 from scalec.compiler.ir.stages import Stage, crossing, groups, stages
 from scalec.compiler.passes import compile_plan, lower
@@ -191,7 +191,7 @@ def test_a_parameter_from_outside_is_held_where_turns_use_it() -> None:
 def test_stages_take_the_time_of_their_products() -> None:
     program = compiled(sized("1, 2, 2, 1"), "fuse_buckets")
     assert program.pipeline
-    times = estimated(program, program.pipeline)
+    times = estimate_times(program, program.pipeline)
     assert max(times.forward) == 1
     assert times.forward[1] == pytest.approx(2 * times.forward[0], rel=0.05)
     assert times.forward[3] > 1.5 * times.forward[0]  # the head

@@ -202,7 +202,7 @@ def test_rows_past_the_padded_ones_are_no_rows(padded: int, rows: int) -> None:
     ids = np.where(IDS_OF_TOKENS == 3, 0, IDS_OF_TOKENS)
     call = Call(
         program,
-        SimulatedMesh.of(program),
+        SimulatedMesh.of_program(program),
         Reals(1),
         op,
         [Tensor(IDS, ids[None, None])],
@@ -236,7 +236,7 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
         span=program.region.span,
     )
     args = [Tensor(own, x[None, None]) for own, x in operands]
-    call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
+    call = Call(program, SimulatedMesh.of_program(program), Reals(1), op, args, types)
     found = MEANINGS[kind].value(call)
     tensors = [torch.from_numpy(x).requires_grad_(x.dtype.kind == "f") for _, x in operands]
     want = formula(*tensors)
@@ -260,7 +260,7 @@ def test_choices_of_each_sequence_are_counted() -> None:
     op = Op("add_choices", ("x0", "x1"), (choices,), (), span=program.region.span)
     args = [Tensor(BY_SEQUENCE, before[None, None]), Tensor(IDS, IDS_OF_TOKENS[None, None])]
     types = [Type("i64", BY_SEQUENCE), Type("i64", IDS)]
-    call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
+    call = Call(program, SimulatedMesh.of_program(program), Reals(1), op, args, types)
     (found,) = MEANINGS["add_choices"].value(call)
     counts = [
         [(of_sequence == expert).sum() for expert in range(6)] for of_sequence in IDS_OF_TOKENS
@@ -280,7 +280,7 @@ def test_a_load_has_the_layers_before_and_the_counts_of_this_one() -> None:
         Tensor(IDS, ids[None, None]),
     ]
     types = [load.type, Type("i64", IDS)]
-    call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
+    call = Call(program, SimulatedMesh.of_program(program), Reals(1), op, args, types)
     (found,) = MEANINGS["add_load"].value(call)
     counts = [sum(int(expert == each) for each in ids.flat) for expert in range(6)]
     assert found.array[0, 0].tolist() == [*before[1:].tolist(), counts]
@@ -306,7 +306,7 @@ def test_biases_choose_and_are_no_part_of_gates() -> None:
     ]
     types = [Type("f64", LOGITS), Type("f32", ("scored",))]
     gates, ids = MEANINGS["top"].value(
-        Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
+        Call(program, SimulatedMesh.of_program(program), Reals(1), op, args, types)
     )
     scores = logits.sigmoid()
     by_group = (scores + bias).unflatten(-1, (3, 2))
@@ -336,7 +336,9 @@ def test_biases_move_to_the_mean_load(count: int) -> None:
         Reals(1).constant(load[None, None], dims),
         Tensor((), np.array([[count]])),
     ]
-    call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, [Type("f32", dims)] * 3)
+    call = Call(
+        program, SimulatedMesh.of_program(program), Reals(1), op, args, [Type("f32", dims)] * 3
+    )
     (found,) = MEANINGS["balanced"].value(call)
     want = bias + 0.25 * np.array([[-1, 1, 0, 0, -1, 1], [0] * 6]) * bool(count)
     assert np.allclose(found.array[0, 0], want)

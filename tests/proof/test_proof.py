@@ -125,7 +125,7 @@ def test_a_step_without_labels_updates_nothing(name: str) -> None:
     program, numbers, world = (
         small.program,
         Field(2, len(small.program.axes)),
-        SimulatedMesh.of(small.program),
+        SimulatedMesh.of_program(small.program),
     )
     start = small.scene(numbers)
     labels = start.inputs["labels"]

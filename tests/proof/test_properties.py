@@ -50,7 +50,7 @@ def is_wrong(cases: list[Case], mutant: Program, numbers: Numbers) -> bool:
 
 def parts(case: Case, program: Program, numbers: Numbers) -> bool:
     """Whether the step of `program` is not the single-device step, or cannot be evaluated."""
-    start, world = case.scene(numbers), SimulatedMesh.of(program)
+    start, world = case.scene(numbers), SimulatedMesh.of_program(program)
     expected = Reference(case.single, numbers).run(start)
     try:
         found = Interpreter(program, world, numbers, meanings=MEANINGS | FAULTS).run(

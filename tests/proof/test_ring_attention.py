@@ -138,7 +138,11 @@ def program(layout: str, mask: str) -> Program:
 def test_it_means_attention_to_all_keys(layout: str, mask: str) -> None:
     it = program(layout, mask)
     op = next(op for op in it.ops if op.kind == "ring_attention")
-    world, numbers, rng = SimulatedMesh.of(it), Reals(len(it.axes)), np.random.default_rng(0)
+    world, numbers, rng = (
+        SimulatedMesh.of_program(it),
+        Reals(len(it.axes)),
+        np.random.default_rng(0),
+    )
     types = it.operands(op)
     drawn = [rng.normal(size=(1, 1, 1, *(it.size(dim) for dim in type.dims))) for type in types]
     placed = [
@@ -149,7 +153,7 @@ def test_it_means_attention_to_all_keys(layout: str, mask: str) -> None:
         evolve(type, places=tuple(p for p in type.places if p[0] != "cp")) for type in types
     )
     alone = evolve(op, kind="attention", attrs=tuple((k, v) for k, v in op.attrs if k != "ring"))
-    gathered = [world.coerced(x, ("cp",), sharded("seq"), REPLICATED, numbers) for x in placed]
+    gathered = [world.coerce(x, ("cp",), sharded("seq"), REPLICATED, numbers) for x in placed]
     attention = Call(it, world, numbers, alone, gathered, whole)
     (found,), (expected,) = (
         MEANINGS["ring_attention"].value(ring),
@@ -157,7 +161,7 @@ def test_it_means_attention_to_all_keys(layout: str, mask: str) -> None:
     )
     _assert_parts(world, numbers, found, expected)
     grad = Tensor(found.dims, rng.normal(size=found.array.shape))
-    every = world.coerced(grad, ("cp",), sharded("seq"), REPLICATED, numbers)
+    every = world.coerce(grad, ("cp",), sharded("seq"), REPLICATED, numbers)
     own, theirs = MEANINGS["ring_attention"].gradients, MEANINGS["attention"].gradients
     assert own
     assert theirs
@@ -172,7 +176,7 @@ def test_it_means_attention_to_all_keys(layout: str, mask: str) -> None:
 
 
 def _assert_parts(world: SimulatedMesh, numbers: Reals, part: Tensor, whole: Tensor) -> None:
-    found: Array = world.coerced(part, ("cp",), sharded("seq"), REPLICATED, numbers).array
+    found: Array = world.coerce(part, ("cp",), sharded("seq"), REPLICATED, numbers).array
     np.testing.assert_allclose(
         found, np.broadcast_to(whole.array, found.shape), rtol=1e-12, atol=1e-12
     )

@@ -22,18 +22,18 @@ from scalec.compiler.analysis.stage_program import stage_programs
 from scalec.compiler.ir import Op, Pipeline, Program, Region, Stmt, walk
 from scalec.compiler.ir.stages import crossing
 from scalec.compiler.proof import verify
-from scalec.compiler.proof.pipeline.shrink import covers, shared
+from scalec.compiler.proof.pipeline.shrink import covers, params_on_several_ranks
 from scalec.compiler.proof.pipeline.split_backward import halves
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import BOUND, Case, case_of, prove, unequal
-from scalec.compiler.proof.sharded_state import known, owned, settled
+from scalec.compiler.proof.sharded_state import copy_from_owner, ownership_mask, with_noise
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Tensor
 from scalec.compiler.schedules.actions import Action, Schedule
 from scalec.compiler.schedules.cell_table import cell_table, message_groups
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.dependencies import carried
+from scalec.compiler.schedules.dependencies import get_payload
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.testing.audit import Bench, Fate, audit
 from scalec.testing.audit.mutants import Mutant, row_mutants
@@ -184,7 +184,7 @@ def test_copies_are_shared_among_as_many_kinds_of_ranks() -> None:
     """On two ranks, those of the first and the last stage would be all."""
     text = piped("captured matrix", "1f1b", 4).replace("@ head[hidden -> vocab]", "@ wte")
     program, model = compiled(text)
-    assert shared(pipeline_of(program)) == {"wte": "wte", "w": "w"}
+    assert params_on_several_ranks(pipeline_of(program)) == {"wte": "wte", "w": "w"}
     assert [mesh["pp"] for mesh in meshes(program)] == [3, 3]
     prove(program, model)
 
@@ -272,18 +272,18 @@ def _regions(region: Region) -> list[Region]:
 
 def test_what_a_rank_does_not_hold_is_noise() -> None:
     program = small(piped(TIED)).program
-    world, n = SimulatedMesh.of(program), Field(2, len(program.axes))
+    world, n = SimulatedMesh.of_program(program), Field(2, len(program.axes))
     for param in program.params:
         x = Tensor(
             param.type.dims, np.full((1, *world.lead, *world.shape(param.type)), 7, np.uint64)
         )
-        mask = np.broadcast_to(owned(program, world, param.name).array > 0, x.array.shape)
+        mask = np.broadcast_to(ownership_mask(program, world, param.name).array > 0, x.array.shape)
         # some rank of the stages' axis, outermost, holds each element
         assert mask.any(axis=1).all(), param.name
-        found = known(program, world, param.name, x, n)
+        found = with_noise(program, world, param.name, x, n)
         assert ((found.array == 7) == mask).all(), param.name
-        assert (settled(program, world, param.name, found).array == 7).all(), param.name
-    assert not owned(program, world, "wq").array.all()
+        assert (copy_from_owner(program, world, param.name, found).array == 7).all(), param.name
+    assert not ownership_mask(program, world, "wq").array.all()
 
 
 def edited(case: Case, kind: str, **attrs: object) -> Case:
@@ -416,10 +416,12 @@ def may_hang(schedule: Schedule) -> bool:
     """
     order = TopologicalSorter[object]()
     of = {
-        action: [carried(each) for each in group] for group in schedule.groups for action in group
+        action: [get_payload(each) for each in group]
+        for group in schedule.groups
+        for action in group
     }
     for row in schedule.rows:
-        begun = [frozenset(of.get(it, [carried(it)])) for it in row if it.work.is_message]
+        begun = [frozenset(of.get(it, [get_payload(it)])) for it in row if it.work.is_message]
         for before, after in pairwise(dict.fromkeys(begun)):
             order.add(after, before)
     try:

@@ -24,7 +24,7 @@ from scalec.compiler.ops import OPS
 from scalec.compiler.ops import gradients as written
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.semantics import MEANINGS, Call
-from scalec.compiler.proof.semantics.step import updated
+from scalec.compiler.proof.semantics.step import update_param
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import RANDOM, Tensor
 from scalec.testing.float64 import FUNCTIONS, Reals
@@ -731,7 +731,7 @@ class Drawn:
         )
         op = Op(self.kind, names, results, self.case.attrs, span=full.region.span)
         args = [Tensor(type.dims, x[None]) for type, x in zip(types, self.operands, strict=True)]
-        return Call(full, SimulatedMesh.of(full), Reals(0), op, args, types)
+        return Call(full, SimulatedMesh.of_program(full), Reals(0), op, args, types)
 
     def _bucketed(self, full: Program) -> Program:
         """With the parameters of the one bucket that the op speaks of, if it does."""
@@ -840,13 +840,13 @@ class Tape:
         self.held.update(zip(names, MEANINGS[kind].value(call), strict=True))
         return tuple(names)
 
-    def saved(self, name: str) -> str:
+    def save(self, name: str) -> str:
         return name
 
     def type(self, name: str) -> Type:
         return dict(zip(self.forward.op.inputs, self.forward.types, strict=True))[name]
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         return self.type(name).dtype != "i64"
 
     def maker(self, name: str) -> Op:
@@ -946,7 +946,7 @@ def test_padding_does_not_count_however_large_its_logits() -> None:
     x, given = np.array([[1.0, 2, 3, LARGE], [3, 2, 1, LARGE]]), np.array([0, 2])
     args = [Tensor(type.dims, x[None]), Tensor(labels.dims, given[None])]
     (found,) = MEANINGS["cross_entropy"].value(
-        Call(program, SimulatedMesh.of(program), Reals(0), op, args, [type, labels])
+        Call(program, SimulatedMesh.of_program(program), Reals(0), op, args, [type, labels])
     )
     assert_same(
         found, cross_entropy(torch.from_numpy(x[:, :3]), torch.from_numpy(given)), (), "loss"
@@ -969,9 +969,16 @@ def test_every_iteration_draws_apart() -> None:
             (("repeat", repeat),),
             span=program.region.span,
         )
-        last = found[-1] if repeat == "blocks" else found[-1].at(1)
+        last = found[-1] if repeat == "blocks" else found[-1].get_slice(1)
         (own,) = MEANINGS["fork"].value(
-            Call(program, SimulatedMesh.of(program), Reals(0), op, [last], [type.inside(repeat)])
+            Call(
+                program,
+                SimulatedMesh.of_program(program),
+                Reals(0),
+                op,
+                [last],
+                [type.inside(repeat)],
+            )
         )
         assert own.array.shape == (1, program.size(repeat), 4)
         found.append(own)
@@ -1018,7 +1025,7 @@ def field_update(optimizer: Optimizer, name: str) -> np.ndarray[Any, Any]:
         Tensor(("vocab",), numbers.random((3,), word), RANDOM) for word in ("param", "grad")
     )
     count = Tensor((), np.ones(1, int))
-    return updated(program, numbers, name, param, grad, numbers.ratio(1, 1), count).array
+    return update_param(program, numbers, name, param, grad, numbers.ratio(1, 1), count).array
 
 
 def test_updates_depend_on_every_setting_of_the_optimizer() -> None:

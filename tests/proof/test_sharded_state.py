@@ -35,7 +35,7 @@ def held(case: Case, bucket: Bucket) -> tuple[list[Tensor], list[Array]]:
     """What ranks hold of a bucket's parameters at first, and whether each element is the
     parameter's own.
     """
-    numbers, world = Field(2, len(case.mesh)), SimulatedMesh.of(case.program)
+    numbers, world = Field(2, len(case.mesh)), SimulatedMesh.of_program(case.program)
     start = case.scene(numbers)
     types = {param.name: param.type for param in case.program.params}
     found = start.on(case.program, world, numbers)
@@ -91,7 +91,7 @@ def test_shares_at_small_sizes_have_no_more_padding_than_ranks() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_ranks_hold_is_the_whole_together(name: str) -> None:
     for case in cases(name):
-        numbers, world = Field(2, len(case.mesh)), SimulatedMesh.of(case.program)
+        numbers, world = Field(2, len(case.mesh)), SimulatedMesh.of_program(case.program)
         start = case.scene(numbers)
         types = {param.name: param.type for param in case.program.params}
         for bucket in case.program.buckets:

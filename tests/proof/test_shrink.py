@@ -24,7 +24,7 @@ from scalec.compiler.schedules.actions import Schedule, Work
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.csv_file import csv
 from scalec.compiler.schedules.registry import SCHEDULES
-from scalec.compiler.schedules.rescale import resized
+from scalec.compiler.schedules.rescale import resize
 from scalec.compiler.syntax.source import Source
 from scalec.testing.audit import Bench
 from scalec.testing.audit.mutants import row_mutants
@@ -59,8 +59,8 @@ def demand_part(program: Program, model: Program) -> None:
     for case in cases(program, model):
         small = case.program
         found, ranks = rows_of(small), small.axis(pipeline_of(small).axis).size
-        assert without_messages(found) == resized(rows_of(program), ranks, small.size(MICROBATCHES))
-        assert pipeline_of(small).given == without_messages(found)
+        assert without_messages(found) == resize(rows_of(program), ranks, small.size(MICROBATCHES))
+        assert pipeline_of(small).rows == without_messages(found)
         assert problems(found) == []
 
 

@@ -143,7 +143,7 @@ def test_coercions_are_what_they_are_called(
     """Also of copies that should agree and do not: every rank's numbers are its own."""
     axes, over = group
     x = np.random.default_rng(0).normal(size=(1, *axes.values(), *LOCAL))
-    found = SimulatedMesh(axes, {}).coerced(Tensor(("d", "e"), x), over, *entry, Reals(len(axes)))
+    found = SimulatedMesh(axes, {}).coerce(Tensor(("d", "e"), x), over, *entry, Reals(len(axes)))
     assert found.dims == ("d", "e")
     for places in groups(axes, over):
         parts = [x[0][place] for place in places]
@@ -166,9 +166,9 @@ def test_adjoint_identity(entry: tuple[Placement, Placement], group: ParamGroup)
     (axes, over), (source, target) = group, entry
     world, n = SimulatedMesh(axes, {}), Field(2, len(axes))
     x = held(n, "x", group, source, LOCAL)
-    forward = world.coerced(x, over, source, target, n)
+    forward = world.coerce(x, over, source, target, n)
     g = held(n, "g", group, dual(target), forward.array.shape[-2:])
-    backward = world.coerced(g, over, *conjugate(source, target), n)
+    backward = world.coerce(g, over, *conjugate(source, target), n)
     assert inner(g, forward, group, target) == inner(backward, x, group, source)
 
 

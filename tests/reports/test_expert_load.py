@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.cli import main
-from scalec.compiler.reports.expert_load import BOUNDS, COLOURS, read, svg, text
+from scalec.compiler.reports.expert_load import BOUNDS, COLOURS, parse_log, svg, text
 
 LOADS = {  # by step, of 2 layers with 4 experts each
     2: [[10, 10, 10, 10], [40, 0, 0, 0]],
@@ -152,11 +152,11 @@ def test_a_file_of_another_hand_stays(
 
 def test_what_a_capacity_dropped_is_in_the_table_and_the_picture() -> None:
     lines = [{"step": step, "expert_load": [[3, 1]], "dropped": step / 100} for step in (1, 25)]
-    found = read("tiny", "\n".join(map(json.dumps, lines)))
+    found = parse_log("tiny", "\n".join(map(json.dumps, lines)))
     assert found
     assert "dropped   1.0%   25.0%" in re.sub(" {3,}", "   ", text(found))
     assert svg(found).count('class="trace') == 3
     lines[0].pop("dropped")  # a log that began without
-    found = read("tiny", "\n".join(map(json.dumps, lines)))
+    found = parse_log("tiny", "\n".join(map(json.dumps, lines)))
     assert found
     assert svg(found).count('class="trace') == 2

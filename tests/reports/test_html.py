@@ -15,7 +15,7 @@ from attrs import evolve
 
 from scalec.compiler import cli
 from scalec.compiler.analysis.communication import collectives, places
-from scalec.compiler.analysis.link_traffic import sent
+from scalec.compiler.analysis.link_traffic import get_sent_bytes
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.cli.report import subject
 from scalec.compiler.config.units import amount
@@ -24,7 +24,7 @@ from scalec.compiler.reports.drawing import LETTER, columns, ticks
 from scalec.compiler.reports.explain import memory as explained_memory
 from scalec.compiler.reports.html import Subject, model, report
 from scalec.compiler.reports.html.calls import busiest, by_rank
-from scalec.compiler.reports.html.lines import texts
+from scalec.compiler.reports.html.lines import annotated_files
 from scalec.compiler.reports.html.memory import memory
 from scalec.compiler.reports.html.mesh import mesh
 from scalec.compiler.reports.html.pipeline import pipeline
@@ -195,9 +195,9 @@ def test_calls_are_those_of_explain(each: str) -> None:
     of = plan(each)
     most = max(
         (collectives(of.program, rank) for rank in places(of.program)),
-        key=lambda it: sum(map(sent, it)),
+        key=lambda it: sum(map(get_sent_bytes, it)),
     )
-    assert [call.sent for call in busiest(by_rank(of))] == [*map(sent, most)]
+    assert [call.sent for call in busiest(by_rank(of))] == [*map(get_sent_bytes, most)]
 
 
 def test_every_call_is_in_the_drawing(each: str) -> None:
@@ -239,7 +239,7 @@ def test_a_long_layer_is_drawn_in_parts_that_are_legible_on_paper() -> None:
     assert max(heights) < 900
     assert [">layers_1 × 58, drawn once; continued<" in part for part in parts].count(True) == 1
     assert len(re.findall(">contract", "".join(parts))) == len(
-        re.findall(">contract", model.drawn(it, {}).svg(""))
+        re.findall(">contract", model.draw_model(it, {}).svg(""))
     )
 
 
@@ -275,7 +275,7 @@ def test_notes_are_those_of_a_line_of_its_own_file_where_two_have_one_name(tmp_p
     path = tmp_path / "llama.scale"
     path.write_text((PLANS / "tiny_llama.scale").read_text().replace('"models/', '"scalec:models/'))
     of = subject(path, proved=False)
-    own, used = texts(of, busiest(by_rank(of)))
+    own, used = annotated_files(of, busiest(by_rank(of)))
     assert (own.name, used.name) == ("llama.scale", "models/llama.scale")
     assert not any(line.badge for line in own.lines)
     assert {line.text.split()[0] for line in own.lines if line.notes} == {
@@ -285,7 +285,7 @@ def test_notes_are_those_of_a_line_of_its_own_file_where_two_have_one_name(tmp_p
         "seq",
     }
     same = plan("tiny_llama")
-    assert used.lines == texts(same, busiest(by_rank(same)))[1].lines
+    assert used.lines == annotated_files(same, busiest(by_rank(same)))[1].lines
 
 
 def test_a_page_of_ir_text_has_the_pictures_of_its_plan(tmp_path: Path) -> None:
@@ -331,8 +331,8 @@ def test_advice_is_that_of_explain_time_and_only_where_it_is_asked_for(
     assert asked.neighbours
     lines = Words(report(asked)).lines
     for neighbour in asked.neighbours:
-        assert neighbour.told in lines
-        assert neighbour.told in explained
+        assert neighbour.words in lines
+        assert neighbour.words in explained
     assert "would help" in lines
     assert "would help" not in Words(report(plain)).lines
 

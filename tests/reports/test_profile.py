@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler import cli
-from scalec.compiler.analysis.time import expected
+from scalec.compiler.analysis.time import get_expected_report
 from scalec.compiler.analysis.time.profile import ELSEWHERE, KINDS, beside, ranks_at, read_profile
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
@@ -43,7 +43,7 @@ def _profile(folder: Path, *ranks: int, device: str = "cuda") -> Path:
 
 def test_lines_add_up_to_what_was_measured_and_predicted(tmp_path: Path) -> None:
     program = compile_plan(_source("tiny_llama"))
-    found, profile = expected(program), read_profile(_profile(tmp_path / "p", 0, 2))
+    found, profile = get_expected_report(program), read_profile(_profile(tmp_path / "p", 0, 2))
     assert found
     assert profile
     assert profile.seconds == pytest.approx(0.068 * 2)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from scalec.compiler.cli.lsp.diagnose import told
-from scalec.compiler.cli.lsp.document import compiled, typed
+from scalec.compiler.cli.lsp.diagnose import get_shown_diagnostics
+from scalec.compiler.cli.lsp.document import compile_document, parse_document
 from scalec.compiler.cli.lsp.hints import colours, hints
 from scalec.compiler.cli.lsp.hover import hover
 from scalec.compiler.cli.lsp.outline import outline
@@ -26,13 +26,13 @@ CLUSTER = "\ncluster { gpu = h100_sxm }\n"
 @settings(max_examples=300)
 @given(drafts())
 def test_all_is_told_of_random_plans(plan: str) -> None:
-    document = compiled(
-        typed(
+    document = compile_document(
+        parse_document(
             None, Source(str(ROOT / "plan.scale"), plan if "cluster {" in plan else plan + CLUSTER)
         )
     )
     if not document.facts:
-        assert told(document)
+        assert get_shown_diagnostics(document)
         return
     assert document.syntax
     for it in document.syntax.mentions:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scalec.compiler.cli import main
-from scalec.compiler.cli.explain import recorded_steps
+from scalec.compiler.cli.explain import load_recorded_steps
 from scalec.compiler.cli.output import UsageError
 
 PLANS = Path(__file__).parents[2] / "plans"
@@ -88,17 +88,17 @@ RECORDED = {
 
 def test_a_recorded_step_lies_beside_the_predicted_one(tmp_path: Path) -> None:
     (tmp_path / "rank00001.json").write_text(json.dumps(RECORDED))
-    found = recorded_steps(tmp_path)
+    found = load_recorded_steps(tmp_path)
     assert [it["name"] for it in found] == ["process_name", "thread_name", "step 4", "gemm"]
     assert found[0]["args"]["name"] == "recorded: rank 1, python"
     assert [it["ts"] for it in found[2:]] == [0.0, 20.5]
     assert {it["pid"] for it in found} == {2000, 2001}
     (tmp_path / "rank00002.json").write_text("[]")
     with pytest.raises(UsageError, match="is no trace"):
-        recorded_steps(tmp_path)
+        load_recorded_steps(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="has no trace"):
-        recorded_steps(tmp_path / "empty")
+        load_recorded_steps(tmp_path / "empty")
 
 
 def test_only_traces_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from helpers.staged_model import schedules
 from scalec.compiler.schedules.actions import Action, Row, Schedule
 from scalec.compiler.schedules.cell_table import cell_table, message_groups
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.dependencies import carried
+from scalec.compiler.schedules.dependencies import get_payload
 from scalec.compiler.schedules.p2p import message_of, with_messages
 from scalec.compiler.schedules.rendezvous import rendezvous
 from scalec.compiler.schedules.timeline import Times
@@ -40,7 +40,7 @@ def batches(schedule: Schedule) -> list[list[Group]]:
             if action.work.is_message:
                 if own is not before:
                     made[-1].append(frozenset())
-                it = message_of(carried(action), schedule.stage_to_rank)
+                it = message_of(get_payload(action), schedule.stage_to_rank)
                 assert it
                 made[-1][-1] |= {(it.source, it.target, it.send)}
             before = own if action.work.is_message else ()

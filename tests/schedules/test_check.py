@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from helpers.schedules.samples import gpipe, one_f_one_b, orders, parsed
 from scalec.compiler.schedules.actions import Action, Schedule, Work
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.dependencies import Value, made_by, needs
+from scalec.compiler.schedules.dependencies import Value, get_inputs, get_result
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.timeline import Times, simulate
 
@@ -123,7 +123,7 @@ def test_swapped_cells_are_found_if_the_later_needs_the_earlier(
         for rank, row in enumerate(schedule.rows)
         for a, first in enumerate(row)
         for b, second in enumerate(row)
-        if a < b and made_by(first) in needs(second, schedule.stages)
+        if a < b and get_result(first) in get_inputs(second, schedule.stages)
     ]
     rank, a, b = dependent[pick % len(dependent)]
     first, second = schedule.rows[rank][a], schedule.rows[rank][b]
@@ -151,10 +151,10 @@ def test_any_swap_is_either_harmless_or_found_where_rows_wait(
 
 def _has_circle(schedule: Schedule) -> bool:
     makers: dict[Value | None, Action] = {
-        made_by(action): action for _, _, action in schedule.cells()
+        get_result(action): action for _, _, action in schedule.cells()
     }
     before = {
-        action: {makers[value] for value in needs(action, schedule.stages)}
+        action: {makers[value] for value in get_inputs(action, schedule.stages)}
         for _, _, action in schedule.cells()
     }
     for row in schedule.rows:

@@ -6,7 +6,7 @@ import pytest
 
 from helpers.schedules import torch_orders
 from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.csv_file import BadRows, csv, read_csv
+from scalec.compiler.schedules.csv_file import BadRows, csv, parse_csv
 from scalec.compiler.schedules.registry import SCHEDULES
 
 SIZES = ((1, 4), (2, 4), (4, 8), (3, 9))
@@ -24,7 +24,7 @@ def test_text():
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_read_back(name: str, ranks: int, microbatches: int):
     schedule = SCHEDULES[name](ranks, microbatches)
-    assert read_csv(csv(schedule)) == schedule
+    assert parse_csv(csv(schedule)) == schedule
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
@@ -44,7 +44,7 @@ def test_torch_reads_ours(name: str, ranks: int, microbatches: int, tmp_path: Pa
 def test_we_read_torchs(name: str, ranks: int, microbatches: int, tmp_path: Path):
     theirs = torch_orders.schedule(name, ranks, microbatches, SCHEDULES[name].chunks)
     theirs._dump_csv(tmp_path / "rows.csv", format="compute_only")
-    assert read_csv((tmp_path / "rows.csv").read_text()) == SCHEDULES[name](ranks, microbatches)
+    assert parse_csv((tmp_path / "rows.csv").read_text()) == SCHEDULES[name](ranks, microbatches)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
@@ -56,7 +56,7 @@ def test_rows_with_messages(name: str, ranks: int, microbatches: int, tmp_path: 
     chunks = SCHEDULES[name].chunks
     theirs = torch_orders.schedule(name, ranks, microbatches, chunks)
     theirs._dump_csv(tmp_path / "theirs.csv", format="compute_comms")
-    schedule = read_csv((tmp_path / "theirs.csv").read_text())
+    schedule = parse_csv((tmp_path / "theirs.csv").read_text())
     assert words(schedule) == torch_orders.orders(theirs.pipeline_order_with_comms)
     (tmp_path / "ours.csv").write_text(csv(schedule))
     again = torch_orders.runtime(ranks, microbatches, chunks)
@@ -65,11 +65,11 @@ def test_rows_with_messages(name: str, ranks: int, microbatches: int, tmp_path: 
 
 
 def test_spaces_idle_cells_and_ends_of_lines():
-    assert words(read_csv("0F0,, 0B0\r\n,1F0,1B0,,\r\n\r\n")) == [["0F0", "0B0"], ["1F0", "1B0"]]
+    assert words(parse_csv("0F0,, 0B0\r\n,1F0,1B0,,\r\n\r\n")) == [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
 def test_overlapped_pair():
-    assert words(read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1")) == [["0F0", "0F1", "0B0", "0B1"]]
+    assert words(parse_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1")) == [["0F0", "0F1", "0B0", "0B1"]]
 
 
 MISTAKES = {
@@ -92,5 +92,5 @@ MISTAKES = {
 @pytest.mark.parametrize("text", MISTAKES)
 def test_mistakes(text: str):
     with pytest.raises(BadRows) as bad:
-        read_csv(text)
+        parse_csv(text)
     assert (bad.value.rank, bad.value.cell, bad.value.why) == MISTAKES[text]

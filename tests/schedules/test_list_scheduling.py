@@ -15,7 +15,7 @@ from helpers.schedules.samples import durations
 from scalec.compiler.schedules.actions import Action, Schedule, ScheduleError, Work
 from scalec.compiler.schedules.activation_memory import Keeps, MemoryBudget, high_water, least
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.dependencies import Value, made_by, needs
+from scalec.compiler.schedules.dependencies import Value, get_inputs, get_result
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate
@@ -63,7 +63,9 @@ class Exact:
         if state in self.seen or any(
             at
             + sum(
-                self.times.of(action) for action in left if self.stage_to_rank[action.stage] == rank
+                self.times.get_time(action)
+                for action in left
+                if self.stage_to_rank[action.stage] == rank
             )
             >= total
             for rank, at in enumerate(free)
@@ -89,7 +91,7 @@ class Exact:
     def _does(self, action: Action, left: frozenset[Action], done: dict[Value, float], free: tuple[float, ...],
               held: tuple[float, ...], now: float, total: float) -> bool:  # fmt: skip
         rank, stage = self.stage_to_rank[action.stage], action.stage
-        waits = needs(action, len(self.stage_to_rank))
+        waits = get_inputs(action, len(self.stage_to_rank))
         if any(value not in done for value in waits):
             return False
         late = [done[v] + self.times.send * (self.stage_to_rank[v.stage] != rank) for v in waits]
@@ -102,9 +104,9 @@ class Exact:
         }[action.work]
         if start < now or held[rank] + more > self.memory[rank]:
             return False
-        end = start + self.times.of(action)
+        end = start + self.times.get_time(action)
         parts = (IN, W) if action.work is B else (action.work,)
-        value = made_by(action)
+        value = get_result(action)
         return self._goes_on(
             left - {Action(stage, part, action.microbatch) for part in parts},
             {**done, value: end} if value else done,
@@ -239,7 +241,7 @@ def test_with_the_memory_of_1f1b_the_bubble_is_that_of_zero_bubble_h1(
 
 def test_backward_is_split_only_where_somebody_waits_for_its_first_part() -> None:
     """Nobody waits for the first stage's, so no I there is followed by its own W."""
-    first, last = listed((0, 1), 4, Times.uniform(2), MemoryBudget.counted(2, 2, 2)).rows
+    first, last = listed((0, 1), 4, Times.uniform(2), MemoryBudget.of_microbatches(2, 2, 2)).rows
     assert [
         (a, b)
         for a, b in pairwise(first)
@@ -362,7 +364,7 @@ def _held(done: Sequence[Action], now: Action, keeps: Keeps, stages: int) -> flo
 
 
 def test_backward_that_cannot_be_split_has_a_schedule_with_a_name() -> None:
-    room = MemoryBudget.counted(2, 4, 3)
+    room = MemoryBudget.of_microbatches(2, 4, 3)
     schedule = listed((0, 1, 0, 1), 4, Times.uniform(4), room, splits=False)
     assert not schedule.splits
     assert room.holds(schedule)

@@ -31,7 +31,7 @@ def alike(ranks: int, chunks: int, microbatches: int) -> Iterator[Case]:
             stage_to_rank,
             microbatches,
             times,
-            MemoryBudget.counted(ranks, len(stage_to_rank), chunks + more),
+            MemoryBudget.of_microbatches(ranks, len(stage_to_rank), chunks + more),
         )
 
 
@@ -69,11 +69,14 @@ def test_the_optimum_is_reached_in_small_cases(ranks: int, chunks: int, microbat
 def test_the_solver_knows_what_is_proved_by_hand() -> None:
     """One microbatch goes there and back; several with the memory of one, one after the other."""
     times = Times((1, 2), (3, 4), (5, 6), send=10)
-    assert optimum((0, 1), 1, times, MemoryBudget.counted(2, 2, inf)) == 1 + 10 + 2 + 4 + 10 + 3 + 5
-    assert optimum((0, 1), 2, times, MemoryBudget.counted(2, 2, 1)) == 2 * (
+    assert (
+        optimum((0, 1), 1, times, MemoryBudget.of_microbatches(2, 2, inf))
+        == 1 + 10 + 2 + 4 + 10 + 3 + 5
+    )
+    assert optimum((0, 1), 2, times, MemoryBudget.of_microbatches(2, 2, 1)) == 2 * (
         1 + 10 + 2 + 4 + 10 + 3 + 5
     )
-    assert optimum((0,), 3, Times.uniform(1), MemoryBudget.counted(1, 1, 1)) == 9
+    assert optimum((0,), 3, Times.uniform(1), MemoryBudget.of_microbatches(1, 1, 1)) == 9
 
 
 BEYOND = {
@@ -94,6 +97,6 @@ BEYOND = {
 def test_how_far_larger_cases_are_from_it(name: str) -> None:
     """Where the search must drop orders; what is made may become better, what is proved stays."""
     (stage_to_rank, microbatches, times, memory), found, proved = BEYOND[name]
-    room = MemoryBudget.counted(max(stage_to_rank) + 1, len(stage_to_rank), memory)
+    room = MemoryBudget.of_microbatches(max(stage_to_rank) + 1, len(stage_to_rank), memory)
     assert optimum(stage_to_rank, microbatches, times, room) == proved
     assert proved <= made((stage_to_rank, microbatches, times, room)) <= found

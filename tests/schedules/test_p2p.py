@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.schedules.samples import durations, gpipe, one_f_one_b, orders, parsed
 from scalec.compiler.schedules.actions import Action, Schedule
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.dependencies import carried, made_by
+from scalec.compiler.schedules.dependencies import get_payload, get_result
 from scalec.compiler.schedules.p2p import message_of, with_messages
 from scalec.compiler.schedules.rendezvous import rendezvous
 from scalec.compiler.schedules.timeline import Times, simulate
@@ -84,7 +84,7 @@ def test_rows_with_messages_pass_rendezvous(schedule: Schedule, data: st.DataObj
     for row in sent.rows:
         for before, action in pairwise(row):
             if action.work.value.startswith("SEND"):
-                assert before.work.is_message or made_by(before) == carried(action)
+                assert before.work.is_message or get_result(before) == get_payload(action)
 
 
 @given(schedule=orders(), data=st.data())
@@ -98,14 +98,14 @@ def test_one_message_at_a_time_needs_no_batches(schedule: Schedule, data: st.Dat
         if row and _can_go_on(row[-1], rest, sent.stage_to_rank)
     ]:
         action = rest[able[0]].pop()
-        if action.work.is_message and (it := message_of(carried(action), sent.stage_to_rank)):
+        if action.work.is_message and (it := message_of(get_payload(action), sent.stage_to_rank)):
             rest[it.target].pop()
     assert not any(rest)
 
 
 def _can_go_on(action: Action, rest: list[list[Action]], stage_to_rank: tuple[int, ...]) -> bool:
     """Whether a rank's next cell computes, or sends what another's next cell receives."""
-    it = message_of(carried(action), stage_to_rank) if action.work.is_message else None
+    it = message_of(get_payload(action), stage_to_rank) if action.work.is_message else None
     return not it or (it.send == action and rest[it.target][-1:] == [it.receive])
 
 
@@ -149,7 +149,7 @@ def test_swapped_receives_are_found(schedule: Schedule, data: st.DataObject) -> 
     """
     sent = with_messages(schedule, data.draw(durations(schedule.stages)))
     receives = [
-        (rank, at, sent.stage_to_rank[carried(action).stage])
+        (rank, at, sent.stage_to_rank[get_payload(action).stage])
         for rank, at, action in sent.cells()
         if action.work.value.startswith("RECV")
     ]

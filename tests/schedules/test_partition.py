@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalec.compiler.schedules.partition import balanced
+from scalec.compiler.schedules.partition import balance_stages
 
 
 def divisions(total: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -36,7 +36,7 @@ def test_no_division_is_better(
     least.
     """
     count = data.draw(st.integers(1, min(5, len(costs) + 2)))
-    found = balanced(tuple(costs), first, last, count)
+    found = balance_stages(tuple(costs), first, last, count)
 
     every = list(divisions(len(costs), count))
     assert found in every
@@ -59,7 +59,7 @@ def test_the_dearest_stage_counts_before_all_others(
     costs: list[int], first: int, last: int, count: int, best: tuple[int, int]
 ) -> None:
     """Others would be more alike, but have a dearer one."""
-    assert worth(costs, first, last, balanced(tuple(costs), first, last, count)) == best
+    assert worth(costs, first, last, balance_stages(tuple(costs), first, last, count)) == best
     every = [worth(costs, first, last, sizes) for sizes in divisions(len(costs), count)]
     assert min(every) == best
     assert min(squares for _, squares in every) < best[1]
@@ -80,7 +80,7 @@ def test_the_dearest_stage_counts_before_all_others(
 def test_divisions(
     costs: list[int], first: int, last: int, count: int, found: tuple[int, ...]
 ) -> None:
-    sizes = balanced(tuple(costs), first, last, count)
+    sizes = balance_stages(tuple(costs), first, last, count)
     assert max(stage_costs(costs, first, last, sizes)) == max(
         stage_costs(costs, first, last, found)
     )
@@ -92,6 +92,10 @@ def test_divisions(
 def test_many_layers_are_divided_quickly() -> None:
     """1,024 layers of sizes as those of a large model."""
     assert (
-        sum(balanced(tuple(4096**4 * (1 + layer % 3) for layer in range(1024)), 0, 4096**5, 64))
+        sum(
+            balance_stages(
+                tuple(4096**4 * (1 + layer % 3) for layer in range(1024)), 0, 4096**5, 64
+            )
+        )
         == 1024
     )

@@ -13,7 +13,7 @@ from scalec.compiler.schedules.activation_memory import MemoryBudget, high_water
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.feasibility import Task
 from scalec.compiler.schedules.list_scheduling import fastest
-from scalec.compiler.schedules.registry import SCHEDULES, folded, looped
+from scalec.compiler.schedules.registry import SCHEDULES, loop_placement, v_placement
 from scalec.compiler.schedules.timeline import Times, simulate
 
 
@@ -51,8 +51,8 @@ def named(ranks: int, chunks: int, microbatches: int, times: Times) -> Iterator[
 
 def auto(ranks: int, chunks: int, microbatches: int, times: Times, most: float) -> Schedule:
     """The schedule that is made, which is right and keeps the bound."""
-    placements = dict.fromkeys((looped(ranks, chunks), folded(ranks, chunks)))
-    room = MemoryBudget.counted(ranks, ranks * chunks, most)
+    placements = dict.fromkeys((loop_placement(ranks, chunks), v_placement(ranks, chunks)))
+    room = MemoryBudget.of_microbatches(ranks, ranks * chunks, most)
     schedule = fastest(
         [Task(stage_to_rank, microbatches, times, room) for stage_to_rank in placements]
     )
@@ -96,7 +96,7 @@ def test_with_the_least_memory_stages_lie_down_and_up() -> None:
     """A microbatch that is alone on its way waits for fewer messages, and holds the last rank
     for a shorter time.
     """
-    assert auto(4, 2, 6, alike(8), most=2).stage_to_rank == folded(4, 2)
-    assert auto(4, 2, 6, alike(8), most=100).stage_to_rank == looped(4, 2), (
+    assert auto(4, 2, 6, alike(8), most=2).stage_to_rank == v_placement(4, 2)
+    assert auto(4, 2, 6, alike(8), most=100).stage_to_rank == loop_placement(4, 2), (
         "of two that are as fast, around the ranks"
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.schedules.samples import durations, gpipe, one_f_one_b, orders, parsed
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.activation_memory import Keeps, high_water
-from scalec.compiler.schedules.dependencies import Stuck, made_by, needs
+from scalec.compiler.schedules.dependencies import Stuck, get_inputs, get_result
 from scalec.compiler.schedules.timeline import Times, simulate
 
 
@@ -66,17 +66,17 @@ def test_a_small_case_by_hand() -> None:
 def test_each_action_begins_as_soon_as_it_can(schedule: Schedule, data: st.DataObject) -> None:
     times = data.draw(durations(schedule.stages))
     rows = simulate(schedule, times).slots
-    done = {made_by(slot.action): slot.end for row in rows for slot in row}
+    done = {get_result(slot.action): slot.end for row in rows for slot in row}
     for rank, row in enumerate(rows):
         assert tuple(slot.action for slot in row) == schedule.rows[rank]
         free = 0.0
         for slot in row:
             late = {
                 value: times.send * (schedule.stage_to_rank[value.stage] != rank)
-                for value in needs(slot.action, schedule.stages)
+                for value in get_inputs(slot.action, schedule.stages)
             }
             assert slot.start == max(free, *(done[value] + late[value] for value in late), 0.0)
-            assert slot.end == slot.start + times.of(slot.action)
+            assert slot.end == slot.start + times.get_time(slot.action)
             free = slot.end
 
 

@@ -21,7 +21,7 @@ from scalec.compiler.schedules.actions import Schedule, Work
 from scalec.compiler.schedules.activation_memory import MemoryBudget
 from scalec.compiler.schedules.csv_file import csv
 from scalec.compiler.schedules.p2p import with_messages
-from scalec.compiler.schedules.registry import SCHEDULES, folded
+from scalec.compiler.schedules.registry import SCHEDULES, v_placement
 from scalec.compiler.schedules.timeline import Times
 
 ROWS, WIDTH = 2, 4
@@ -40,7 +40,7 @@ def test_torch_runs_ours(name: str, ranks: int, microbatches: int, tmp_path: Pat
 def test_torch_runs_rows_made_for_times(tmp_path: Path):
     """As `auto` has them: weights' parts where there is time, elsewhere backward in one."""
     times = Times((1, 2, 1, 3), (1, 3, 2, 1), (2, 1, 3, 1), 0.5)
-    schedule = listed(folded(2, 2), 4, times, MemoryBudget.counted(2, 4, 4))
+    schedule = listed(v_placement(2, 2), 4, times, MemoryBudget.of_microbatches(2, 4, 4))
     assert {Work.INPUT, Work.WEIGHT, Work.BACKWARD} <= {
         action.work for _, _, action in schedule.cells()
     }

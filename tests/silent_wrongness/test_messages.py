@@ -46,7 +46,7 @@ def _step(
 
 def _received_into_one_memory() -> None:
     """What a stage receives lies where the microbatch before it lay."""
-    received, memory = p2p.received, dict[StageInput, Tensor]()
+    received, memory = p2p.make_receive, dict[StageInput, Tensor]()
 
     def reusing(
         slot: Slot, axis: Axis, peer: int, carried: Any, device: torch.device

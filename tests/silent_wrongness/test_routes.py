@@ -24,7 +24,7 @@ from helpers.planted_runs import LR, first_step, right_step, sanitizer, wrong_gr
 from scalec.runtime import Mesh, combine, exchange_counts, grouped_linear, sort_by_expert, top_k
 from scalec.runtime.comm import exchange as exchanges
 from scalec.runtime.comm import experts as layouts
-from scalec.runtime.comm.experts import Experts, Groups, Held, Order
+from scalec.runtime.comm.experts import ExpertRows, Experts, Groups, Order
 from scalec.runtime.debug.sanitize import require_determinism
 from scalec.runtime.ops import grouped_linear as products
 from scalec.runtime.ops import routed_rows, routing
@@ -107,7 +107,9 @@ def test_row_53_a_rank_without_rows_skips_an_exchange(
         if len(rows):
             begin(way, rows, back)
         else:
-            came = rows.new_zeros(sum(way.held.sent if back else way.held.received), rows.shape[-1])
+            came = rows.new_zeros(
+                sum(way.expert_rows.sent if back else way.expert_rows.received), rows.shape[-1]
+            )
             way._under_way = Mock(), came, rows
 
     monkeypatch.setattr(exchanges._Way, "begin", skipped)
@@ -140,7 +142,7 @@ def test_row_76_what_was_dropped_counts_nothing_times_no_number(
 
     def summed(rows: Tensor, gates: Tensor | None, order: Order) -> Tensor:
         if gates is None:
-            return routed_rows.summed(rows, gates, order)
+            return routed_rows.sum_rows(rows, gates, order)
         padded = torch.cat([rows, rows.new_empty(1, rows.shape[-1])])
         each = padded[order.rows] * gates.masked_fill(order.rows < 0, 0).unsqueeze(-1)
         return each.sum(1)
@@ -182,7 +184,7 @@ def test_row_58_backward_chooses_other_experts_than_forward_did(
     def wrong_top_k(logits: Tensor, k: int, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
         return top_k(logits, k, *rest, **options, backend=backend)
 
-    backend = routing.PLAIN._replace(chosen=_differently(routing.chosen))
+    backend = routing.PLAIN._replace(chosen=_differently(routing.choose_experts))
     case = replace(RECOMPUTED, layers=1)
     _for_programs(monkeypatch, wrong_top_k)
     assert wrong(case, tmp_path / "kept") == set()
@@ -281,7 +283,7 @@ def test_row_66_ranks_count_other_rows_than_they_are_sent(
 ) -> None:
     """A hang, or rows shifted by one: no thread found."""
 
-    def wrong_exchange_counts(order: Order) -> Held:
+    def wrong_exchange_counts(order: Order) -> ExpertRows:
         held = exchange_counts(order)
         if torch.distributed.get_rank():
             held.received[0] += 1

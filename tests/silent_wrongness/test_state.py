@@ -105,7 +105,7 @@ def test_row_84_moments_of_the_optimizer_stay_behind(
     DeepSpeed#8147).  Here all that a checkpoint has must be taken, and all that a run needs must be
     there."""
     assert _resumed(tmp_path / "right")
-    opened = saver._opened
+    opened = saver._open_for_boxes
 
     def without(path: Path, boxes: list[Box], rows: Any) -> tuple[Any, list[Box]]:
         return opened(path, [box for box in boxes if not box.key.startswith("optimizer/")], rows)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.formatter import format_plan
 from scalec.compiler.syntax.formatter.breaks import line_starts
-from scalec.compiler.syntax.formatter.words import arrange, read
+from scalec.compiler.syntax.formatter.words import arrange, split_words
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
 from scalec.testing.random_plans import drafts
@@ -341,7 +341,7 @@ def test_words_comments_and_meaning_stay(plan: str, chance: random.Random) -> No
 @given(drafts(), st.randoms(use_true_random=False))
 @settings(max_examples=8)
 def test_lines_are_divided_until_they_fit(plan: str, chance: random.Random) -> None:
-    words = [word.text for word in read(plan)]
+    words = [word.text for word in split_words(plan)]
     spaces = [chance.choice([" ", " ", "\n"] if chance.random() < 0.1 else [" "]) for _ in words]
     fine = formatted("".join(word + space for word, space in zip(words, spaces, strict=True)))
     assert max(map(len, fine.splitlines())) <= 120
@@ -363,13 +363,13 @@ def _scattered(plan: str, chance: random.Random) -> str:
     rare = chance.choice([0.02, 0.3, 1.0])
     parts = [
         word.text + (chance.choice(spaces) if chance.random() < rare else " ")
-        for word in read(plan)
+        for word in split_words(plan)
     ]
     return "".join(parts)
 
 
 def _comments(text: str) -> list[str]:
-    return [word.text for word in read(text) if word.is_comment]
+    return [word.text for word in split_words(text) if word.is_comment]
 
 
 DEEP, BACK = "f(" * 50, " + b * c, d)" * 50
@@ -387,7 +387,7 @@ COSTLY = {
 def test_the_cost_is_bounded_for_each_word(case: str) -> None:
     """In function calls; a fixed number for each word, however deep it stands."""
     text = f"model m(t[a]) {{\n{COSTLY[case]}\n}}\n"
-    assert _calls(text) <= 150 * len(read(text))
+    assert _calls(text) <= 150 * len(split_words(text))
 
 
 def _calls(text: str) -> int:
@@ -398,7 +398,7 @@ def _calls(text: str) -> int:
         nonlocal count
         count += event == "call"
 
-    plan = arrange(read(text))
+    plan = arrange(split_words(text))
     sys.setprofile(seen)
     try:
         line_starts(plan)

@@ -14,7 +14,7 @@ import torch
 
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from scalec.runtime.checkpoint.files import Disk, put
+from scalec.runtime.checkpoint.files import Disk, write_durably
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.testing.faults import (
     EVENTS,
@@ -206,4 +206,4 @@ def test_a_disk_that_is_full_refuses(tmp_path: Path) -> None:
         if not mounted:
             pytest.skip("may not mount")
         with pytest.raises(OSError, match="No space left"):
-            put(tmp_path / "disk" / "file", [bytes(1 << 17)], Disk())
+            write_durably(tmp_path / "disk" / "file", [bytes(1 << 17)], Disk())

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.random_models import own_ops
 from helpers.random_models.draws import USER_OPS
-from scalec.compiler.cli.compile import compiled
+from scalec.compiler.cli.compile import compile_source
 from scalec.compiler.cli.op_trials import Trials
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.limits import load
@@ -402,7 +402,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[Diagnostic]:
     names = [signature.partition("(")[0] for signature in signatures]
     calls = [f"  x = x + {name}({'x, x' if name == 'forgets' else 'x'})" for name in names]
     trials = Trials("", None, seconds=2)
-    plan = compiled(load(written(folder, WRONG_MODULE, signatures, calls)))
+    plan = compile_source(load(written(folder, WRONG_MODULE, signatures, calls)))
     with pytest.raises(PlanError) as caught:
         trials.try_functions(plan.model, plan.source)
     trials.end()
@@ -430,7 +430,7 @@ def test_the_functions_of_random_plans_pass(tmp_path: Path) -> None:
     plan = written(tmp_path, Path(own_ops.__file__).read_text(), [], calls)
     (tmp_path / "own_ops.py").write_text(Path(own_ops.__file__).read_text())
     plan.write_text(USER_OPS + plan.read_text())
-    trials, model = Trials("", None), compiled(load(plan))
+    trials, model = Trials("", None), compile_source(load(plan))
     functions = trials.try_functions(model.model, model.source)
     trials.end()
     assert [each.function for each in functions.tried] == [
@@ -444,7 +444,9 @@ def test_a_function_without_finite_results_is_not_tried(tmp_path: Path) -> None:
     signatures = ["never_finite(x[.., f]) -> [.., f] over .., f"]
     trials, plan = (
         Trials("", None),
-        compiled(load(written(tmp_path, RIGHT_MODULE, signatures, ["  x = never_finite(x)"]))),
+        compile_source(
+            load(written(tmp_path, RIGHT_MODULE, signatures, ["  x = never_finite(x)"]))
+        ),
     )
     functions = trials.try_functions(plan.model, plan.source)
     trials.end()
@@ -463,7 +465,7 @@ def test_right_functions_pass(tmp_path: Path) -> None:
             f"  {results} = {name}(x{further})\n  x = x + a{' * b' if name == 'turned' else ''}"
         )
     trials = Trials("", None)
-    plan = compiled(load(written(tmp_path, RIGHT_MODULE, signatures, calls)))
+    plan = compile_source(load(written(tmp_path, RIGHT_MODULE, signatures, calls)))
     functions = trials.try_functions(plan.model, plan.source)
     trials.end()
     assert functions.untried == {}

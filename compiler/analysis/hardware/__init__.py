@@ -17,4 +17,4 @@ from .description import (
     Moved,
     Product,
 )
-from .files import check_hardware, hardware, load, named, own_file
+from .files import check_hardware, find_shipped_gpu, hardware, load, own_file

@@ -101,12 +101,12 @@ class Measured:
         for row in rows:
             if row.width == nearest:
                 points.append((row.length, row.backward if backward else row.forward))
-        return _between(points, length)
+        return _interpolate_logarithms(points, length)
 
     def seconds_of(self, op: str, bytes: float) -> float | None:
         """Seconds of an op that only reads and writes."""
         points = [(row.bytes, row.seconds) for row in self.moved if row.op == op]
-        return _reaching(points, bytes)
+        return _interpolate_seconds(points, bytes)
 
     def collective(self, op: str, ranks: int, nodes: int, bytes: float) -> float | None:
         """Seconds of a collective over groups of this size on as many nodes."""
@@ -114,14 +114,14 @@ class Measured:
         for row in self.collectives:
             if (row.op, row.ranks, row.nodes) == (op, ranks, nodes):
                 points.append((row.bytes, row.seconds))
-        return _reaching(points, bytes)
+        return _interpolate_seconds(points, bytes)
 
 
 def _octaves(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(abs(log(x / y)) for x, y in zip(a, b, strict=True)) / log(2)
 
 
-def _between(points: Sequence[tuple[float, float]], x: float) -> float:
+def _interpolate_logarithms(points: Sequence[tuple[float, float]], x: float) -> float:
     """The value at `x`, interpolated in logarithms of both, constant beyond the ends."""
     import numpy as np
 
@@ -130,7 +130,7 @@ def _between(points: Sequence[tuple[float, float]], x: float) -> float:
     return float(numpy.exp(numpy.interp(numpy.log(x), xs, ys)))
 
 
-def _reaching(points: Sequence[tuple[float, float]], bytes: float) -> float | None:
+def _interpolate_seconds(points: Sequence[tuple[float, float]], bytes: float) -> float | None:
     """Seconds by bytes: on a line between measured points, beyond the largest in proportion; below
     the smallest, as long as it takes.  None without points.
     """

@@ -67,14 +67,14 @@ def hardware(program: Program) -> Hardware | None:
     Raises PlanError where the plan's file cannot be read or is not a description of hardware.
     """
     cluster = program.cluster
-    described = _own(cluster) if cluster.hardware else named(cluster.gpu)
+    described = _read_own_file(cluster) if cluster.hardware else find_shipped_gpu(cluster.gpu)
     if not described:
         return None
     return evolve(described, ranks_per_node=ranks_per_node(program))
 
 
 @cache
-def named(gpu: str) -> Hardware | None:
+def find_shipped_gpu(gpu: str) -> Hardware | None:
     """A shipped GPU by its name, on a node of eight; None where there is none of that name."""
     path = FOLDER / "gpus" / f"{gpu}.toml"
     if not gpu or "/" in gpu or not path.is_file():
@@ -96,7 +96,7 @@ def load(path: Path, place: Span | None = None) -> Hardware:
 def check_hardware(cluster: Cluster, diagnostics: Diagnostics) -> None:
     """Checks that the file of a cluster describes hardware, of the GPU that the plan names."""
     with diagnostics.catch():
-        described = _own(cluster)
+        described = _read_own_file(cluster)
         if cluster.gpu and described.name != cluster.gpu:
             message = (
                 f"`{cluster.hardware}` describes {described.name}, but the plan's GPU is"
@@ -112,7 +112,7 @@ def ranks_per_node(program: Program) -> int:
     return cluster.gpus_per_node or max(program.ranks // cluster.nodes, 1)
 
 
-def _own(cluster: Cluster) -> Hardware:
+def _read_own_file(cluster: Cluster) -> Hardware:
     return load(own_file(cluster), cluster.spans["hardware"])
 
 
@@ -134,7 +134,7 @@ class _Reader:
             document = tomllib.loads(source.text)
         except tomllib.TOMLDecodeError as error:
             self._wrong(f"`{self.path}` is not TOML: {error}")
-        self._known("", document, ("cluster", "gpu", "host", "link", *TABLES))
+        self._check_keys("", document, ("cluster", "gpu", "host", "link", *TABLES))
         figures: dict[str, Any] = {"source": Path(self.path).name, "error": MEASURED_ERROR}
         if name:  # a shipped GPU
             figures = {"name": name}
@@ -161,10 +161,10 @@ class _Reader:
         return Hardware(**figures)
 
     def _cluster(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        self._known("cluster", table, ("gpu", "source", "error"))
+        self._check_keys("cluster", table, ("gpu", "source", "error"))
         figures = {key: table[key] for key in ("source", "error") if key in table}
         if "gpu" in table:
-            base = named(str(table["gpu"]))
+            base = find_shipped_gpu(str(table["gpu"]))
             if base is None:
                 names = sorted(path.stem for path in (FOLDER / "gpus").glob("*.toml"))
                 self._wrong(
@@ -175,7 +175,7 @@ class _Reader:
         return figures
 
     def _figures(self, name: str, table: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-        self._known(name, table, (*known, "source"))
+        self._check_keys(name, table, (*known, "source"))
         figures: dict[str, Any] = {}
         for key, value in table.items():
             if key != "source":
@@ -206,7 +206,7 @@ class _Reader:
         return cast(Any, value)
 
     def _link(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        self._known("link", table, ("name", "ranks", "bandwidth", "latency"))
+        self._check_keys("link", table, ("name", "ranks", "bandwidth", "latency"))
         if table.get("name") not in LINKS:
             self._wrong(
                 f"`{self.path}`: `link.name` is one of {listing(LINKS)}, not {table.get('name')!r}"
@@ -224,7 +224,7 @@ class _Reader:
     def _rows(self, name: str, tables: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
         row, _ = TABLES[name]
         for table in tables:
-            self._known(name, table, (*row._fields, "source"))
+            self._check_keys(name, table, (*row._fields, "source"))
             missing = [key for key in row._fields if key not in table]
             if missing:
                 self._wrong(f"`{self.path}`: a `[[{name}]]` lacks {listing(missing)}")
@@ -239,7 +239,7 @@ class _Reader:
             self._wrong(f"`{self.path}`: `[{name}]` is a list of tables: write `[[{name}]]`")
         return cast(list[Any], tables)
 
-    def _known(self, name: str, table: Any, known: Sequence[str]) -> None:
+    def _check_keys(self, name: str, table: Any, known: Sequence[str]) -> None:
         where = f"`[{name}]`" if name else "the file"
         if not isinstance(table, dict):
             self._wrong(f"`{self.path}`: {where} is a table")

@@ -214,7 +214,7 @@ def _account(
 def _bucket(bucket: Shared, storages: Storages) -> Bucket:
     """Masters and the optimizer's own are this rank's part of the bucket."""
     program, wide = storages.program, ITEM_BYTES[bucket.type.dtype]
-    part, item = program.elements(bucket.type), ITEM_BYTES[_used(bucket, storages)]
+    part, item = program.elements(bucket.type), ITEM_BYTES[_get_compute_dtype(bucket, storages)]
     whole = part * program.degree(bucket.shard_axes)
     elements = 0
     for param in program.params:
@@ -232,7 +232,7 @@ def _bucket(bucket: Shared, storages: Storages) -> Bucket:
     )
 
 
-def _used(bucket: Shared, storages: Storages) -> str:
+def _get_compute_dtype(bucket: Shared, storages: Storages) -> str:
     """The element type that the model computes in with a bucket's parameters."""
     for op in storages.program.region.body:
         if not isinstance(op, Op) or op.kind != "cast":
@@ -314,10 +314,10 @@ def _layers(run: list[Noted]) -> Iterator[PeakSnapshot]:
             if number == nearest:
                 yield moment
             else:
-                yield _moved(moment, others, number)
+                yield _move_to_layer(moment, others, number)
 
 
-def _moved(moment: PeakSnapshot, others: int, to: int) -> PeakSnapshot:
+def _move_to_layer(moment: PeakSnapshot, others: int, to: int) -> PeakSnapshot:
     """The same moment in the layer of number `to`.
 
     The layers before it keep a part of the `others` bytes that the layers before the visited one

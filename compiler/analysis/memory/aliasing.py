@@ -72,7 +72,7 @@ class Storages:
         """The storage that a value lies in."""
         return self._root.get(name, name)
 
-    def held(self, name: str) -> bool:
+    def is_permanent(self, name: str) -> bool:
         """Whether a value lies in the memory of buckets or of the inputs of a step, whatever
         ops read and make.
         """
@@ -105,7 +105,7 @@ class Storages:
             if end.leave is Leave.STACK:
                 self._root[result.name] = self.root(end.name)
         sources = {arg.value.name: arg.source for arg in stmt.args}
-        for arg, end, result in carried(stmt):
+        for arg, end, result in get_carried_values(stmt):
             if self.root(end) == arg:
                 self._root[result] = self.root(sources[arg])  # it goes through unchanged
 
@@ -146,7 +146,7 @@ class Storages:
         return op.kind, attrs, tuple(self.origin(name) for name in op.inputs)
 
 
-def carried(region: Region) -> list[tuple[str, str, str]]:
+def get_carried_values(region: Region) -> list[tuple[str, str, str]]:
     """Values that a layer of a repeat is handed, the ones it hands on, and their names after the
     last layer.
     """

@@ -130,7 +130,7 @@ def memory_budget(program: Program, most: int) -> MemoryBudget:
         passing = max(_passing(stages[number]) for number in numbers)
         passing += Chunks(program, program.pipeline, rank).most
         microbatch = int(least(program.pipeline.stage_to_rank, rank, sizes))
-        _demand(account, passing, microbatch, most)
+        _check_needs(account, passing, microbatch, most)
         left.append(most - account.always - passing)
     return MemoryBudget(tuple(left), sizes)
 
@@ -140,9 +140,9 @@ def _passing(stage: Stage) -> int:
     them.
     """
     around = {
-        Work.FORWARD: stage.held,
-        Work.BACKWARD: stage.held,
-        Work.INPUT: max(stage.held, stage.later),
+        Work.FORWARD: stage.microbatch_bytes,
+        Work.BACKWARD: stage.microbatch_bytes,
+        Work.INPUT: max(stage.microbatch_bytes, stage.later),
         Work.WEIGHT: stage.later,
     }
     passing = 0
@@ -151,7 +151,7 @@ def _passing(stage: Stage) -> int:
     return passing
 
 
-def _demand(account: Account, passing: int, microbatch: int, most: int) -> None:
+def _check_needs(account: Account, passing: int, microbatch: int, most: int) -> None:
     """Raises ScheduleError unless state and a microbatch fit, and the update too."""
     update = account.always + account.peak.bytes
     needs = max(account.always + passing + microbatch, update)

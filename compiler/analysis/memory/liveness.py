@@ -11,8 +11,8 @@ from ...ir import BATCH, FLOATS, Leave, Op, Region, Stmt, results, walk
 from ...ops import VJPS
 from ...ops.experts import EXCHANGE_BACK, GROUPED, WAIT, begins, is_of_weights, regroups
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
-from .aliasing import Storages, carried
-from .saved_activations import Keeper, bound
+from .aliasing import Storages, get_carried_values
+from .saved_activations import Keeper, find_bound_storages
 
 
 def reads(stmt: Stmt) -> Iterator[str]:
@@ -36,7 +36,7 @@ def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) ->
     last = dict.fromkeys(args, 0)
     for i, stmt in enumerate(body):
         for value in results(stmt):
-            if not storages.held(value.name):
+            if not storages.is_permanent(value.name):
                 last[storages.root(value.name)] = i
         for name in reads(stmt):
             root = storages.root(name)
@@ -136,7 +136,7 @@ def sums(body: Sequence[Stmt], storages: Storages, last: dict[str, int]) -> Sums
     return Sums(into, frozenset(added))
 
 
-def summed(storages: Storages) -> set[str]:
+def find_summed_gradients(storages: Storages) -> set[str]:
     """The gradients of parameters: these add up in memory of their bucket as soon as they are
     made.
     """
@@ -185,7 +185,7 @@ class Releases:
     def __init__(self, storages: Storages, keeper: Keeper) -> None:
         self._storages, self._keeper = storages, keeper
 
-    def of(self, backward: Sequence[Stmt], forward: Sequence[Stmt]) -> dict[str, int]:
+    def get_last_places(self, backward: Sequence[Stmt], forward: Sequence[Stmt]) -> dict[str, int]:
         """By storage that statements of `forward` keep, the place of the statement of `backward`
         that needs it last.
         """
@@ -228,7 +228,7 @@ class Releases:
         places = self._reading(own_names, op, of_line) or self._reading(names, op, of_line)
         second = self._storages.second
         recomputed = {second[name] for name in self._keeper.values(op) if name in second}
-        keys = {*self._keeper.saved(op), *self._keeper.others(op), *recomputed}
+        keys = {*self._keeper.get_saved_tensors(op), *self._keeper.others(op), *recomputed}
         return max(places, default=last), keys
 
     def _reading(self, names: Iterable[str], op: Op, of_line: Iterable[_Reader]) -> list[int]:
@@ -247,10 +247,10 @@ class Releases:
     def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
         """The place of a repeat's backward, and the storages of its surroundings that it keeps."""
         around = {arg.value.name: self._storages.root(arg.source) for arg in region.args}
-        for _, end, result in carried(region):
+        for _, end, result in get_carried_values(region):
             around[self._storages.root(end)] = result
-        inner = self._keeper.layers[region.results[0].name].found
-        inside = {*bound(inner, region)} - {*around}
+        inner = self._keeper.layers[region.results[0].name].kept_by_storage
+        inside = {*find_bound_storages(inner, region)} - {*around}
         keys = [around.get(key, key) for key in inner if key not in inside]
         last = -1
         for place, stmt in enumerate(backward):
@@ -268,24 +268,26 @@ def _line(op: Op) -> tuple[str, int]:
 
 def mirrors(backward: Region, forward: Region, storages: Storages) -> bool:
     """Whether a repeat of backward reads what a repeat of forward made."""
-    return bool(bound((storages.root(arg.source) for arg in backward.args), forward))
+    return bool(find_bound_storages((storages.root(arg.source) for arg in backward.args), forward))
 
 
-def put_off(storages: Storages, body: Iterable[Stmt], layers: int = 1) -> dict[str, int]:
+def get_put_off_sizes(storages: Storages, body: Iterable[Stmt], layers: int = 1) -> dict[str, int]:
     """Bytes of operands of the products that make weights' gradients, each storage once, as all
     layers of repeats keep them.
     """
     sizes: dict[str, int] = {}
     for stmt in body:
         if isinstance(stmt, Region):
-            sizes |= put_off(storages, stmt.body, layers * storages.program.size(stmt.dim))
+            sizes |= get_put_off_sizes(
+                storages, stmt.body, layers * storages.program.size(stmt.dim)
+            )
         elif is_put_off(stmt):
             names = stmt.inputs
             if dict(stmt.attrs).get("of") == LINEAR_CROSS_ENTROPY.name:
                 # forward has made the gradients, and they are only to be scaled
                 names = [value.name for value in stmt.outputs]
             for name in names:
-                if not storages.held(name):
+                if not storages.is_permanent(name):
                     sizes[storages.root(name)] = layers * storages.bytes(name)
     return sizes
 
@@ -297,7 +299,7 @@ def is_put_off(stmt: Stmt) -> bool:
     if isinstance(stmt, Region):
         return False
     return (
-        VJPS.delayed(stmt)
+        VJPS.may_delay(stmt)
         or is_of_weights(stmt)
         or (stmt.kind == "contract" and BATCH in stmt.names("over"))
     )

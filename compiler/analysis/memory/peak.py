@@ -16,22 +16,22 @@ from ...ops import OPS
 from ...ops.experts import EXCHANGE, WAIT, begins, regroups
 from ...ops.saved_tensors import Device, Local
 from ..kernel_tiles import serves
-from .aliasing import Storages, carried
+from .aliasing import Storages, get_carried_values
 from .in_flight import Passing
 from .liveness import (
     Releases,
+    find_summed_gradients,
+    get_put_off_sizes,
     is_put_off,
     last_reads,
     mirrors,
     moves,
-    put_off,
-    summed,
     sums,
     unkept,
     weights_beside,
 )
 from .reserve import looks_in_update
-from .saved_activations import Keeper, Kept, SavedByLayer, bound
+from .saved_activations import Keeper, Kept, SavedByLayer, find_bound_storages
 
 
 @frozen
@@ -77,7 +77,7 @@ class Walk:
         self._storages, self._keeper = storages, keeper
         self._device: Device = device
         self._splits = splits
-        self._releases, self._summed = Releases(storages, keeper), summed(storages)
+        self._releases, self._summed = Releases(storages, keeper), find_summed_gradients(storages)
         self._passing = Passing(storages)
         self._live: dict[str, int] = {}
         self._kept: set[str] = set()
@@ -87,7 +87,7 @@ class Walk:
         self._where, self._layers = "forward", list[tuple[str, int, int]]()
         self.peaks = {"update": update(storages)}
         # there until backward is done
-        self._given = [*storages.received, *storages.received_gradients]
+        self._entering = [*storages.received, *storages.received_gradients]
         self._receive(storages.received)
         self._forward(storages.program.forward.body, None, keeper.all)
         self._where = "backward"
@@ -105,17 +105,19 @@ class Walk:
         self, body: Sequence[Stmt], region: Region | None, kept: Mapping[str, Kept]
     ) -> None:
         """Walks a body; what it keeps, and what it hands on, is then still there."""
-        args, ends = self._handed(region)
-        entering = self._linked(region, kept) if region else self._roots(self._storages.received)
+        args, ends = self._get_carries(region)
+        entering = (
+            self._find_linked_args(region, kept) if region else self._roots(self._storages.received)
+        )
         stays = {*kept, *ends, *entering}
         self._kept |= stays - ends
-        going = _going(last_reads(body, self._storages, args), stays)
+        going = _group_by_last_place(last_reads(body, self._storages, args), stays)
         for i, stmt in enumerate(body):
             gone = going.get(i, [])
             if isinstance(stmt, Region):
                 self._forward_layer(stmt, gone, kept)
             else:
-                saved = self._keeper.saved(stmt)
+                saved = self._keeper.get_saved_tensors(stmt)
                 # names with a colon are no values of the IR
                 others = {key: tensor.bytes for key, tensor in saved.items() if ":" in key}
                 self._run(stmt, others)
@@ -129,17 +131,17 @@ class Walk:
         for back in self._passing.forward(region):
             self._live = dict(before)
             self._enter(region, layer, gone, back)
-            self._forward(region.body, region, layer.found)
+            self._forward(region.body, region, layer.kept_by_storage)
             self._leave(region)
-        self._live |= {key: kept[key].total for key in bound(kept, region)}
+        self._live |= {key: kept[key].total for key in find_bound_storages(kept, region)}
         self._kept |= {*kept}
 
-    def _linked(self, region: Region, kept: Mapping[str, Kept]) -> list[str]:
+    def _find_linked_args(self, region: Region, kept: Mapping[str, Kept]) -> list[str]:
         """Values that a layer is handed and that are kept, because this layer keeps it or the
         one before does.
         """
         linked = list[str]()
-        for arg, end, _ in carried(region):
+        for arg, end, _ in get_carried_values(region):
             if arg in kept or self._storages.root(end) in kept:
                 linked.append(arg)
         return linked
@@ -150,19 +152,19 @@ class Walk:
         self, body: Sequence[Stmt], forward: Sequence[Stmt], region: Region | None = None
     ) -> None:
         """Walks a body that is the backward of the body `forward`."""
-        args, ends = self._handed(region)
+        args, ends = self._get_carries(region)
         last = last_reads(body, self._storages, args) | unkept(
             body, forward, self._storages, self._keeper
         )
         partial_sums = sums(body, self._storages, last)
         self._into |= partial_sums.into
-        stays = {*self._roots(ends if region else self._given)}
+        stays = {*self._roots(ends if region else self._entering)}
         if self._splits:
-            stays.update(self._roots(put_off(self._storages, filter(is_put_off, body))))
-        for name, place in self._releases.of(body, forward).items():
+            stays.update(self._roots(get_put_off_sizes(self._storages, filter(is_put_off, body))))
+        for name, place in self._releases.get_last_places(body, forward).items():
             last[name] = max(place, last.get(name, 0))
         beside = _places_beside_exchanges(body)
-        going = _going(last, stays)
+        going = _group_by_last_place(last, stays)
         for i, stmt in enumerate(body):
             gone = going.get(i, [])
             if isinstance(stmt, Region):
@@ -171,7 +173,7 @@ class Walk:
                 self._backward_op(stmt)
             if i not in beside:
                 self._free(gone)
-            if isinstance(stmt, Op) and (widened := self._widened(stmt)):
+            if isinstance(stmt, Op) and (widened := self._get_widened_bytes(stmt)):
                 self._look(stmt, widened)
             self._free(gone)  # of a call that was left, only when it is done
             for value in results(stmt):
@@ -198,9 +200,9 @@ class Walk:
         layer = SavedByLayer({}, 0, 0)
         if mirror:
             layer = self._keeper.layers[mirror.results[0].name]
-            self._free(bound(self._live, mirror))
+            self._free(find_bound_storages(self._live, mirror))
         before, layers = self._live, self._storages.program.size(region.dim)
-        left = sum(put_off(self._storages, [region]).values())
+        left = sum(get_put_off_sizes(self._storages, [region]).values())
         for on in self._passing.backward(region):
             self._live = dict(before)
             is_forwards_first = 0 < on == layers - 1  # whose input is what the repeat was handed
@@ -213,7 +215,7 @@ class Walk:
             if mirror:
                 self._live |= self._last_layer(mirror, layer)
                 self._backward(region.body, mirror.body, region)
-                self._free(bound(self._live, mirror))
+                self._free(find_bound_storages(self._live, mirror))
             else:
                 self._backward(region.body, (), region)
             self._leave(region)
@@ -232,12 +234,12 @@ class Walk:
         """Values that the last layer of a repeat kept, except the ones it handed on: these are
         the repeat's result.
         """
-        args, ends = self._handed(region)
+        args, ends = self._get_carries(region)
         sizes: dict[str, int] = {}
-        for key in bound(layer.found, region):
+        for key in find_bound_storages(layer.kept_by_storage, region):
             if key not in ends:
-                sizes[key] = layer.found[key].total
-        for arg in self._linked(region, layer.found):
+                sizes[key] = layer.kept_by_storage[key].total
+        for arg in self._find_linked_args(region, layer.kept_by_storage):
             sizes[arg] = self._storages.bytes(arg)
         if self._storages.program.size(region.dim) > 1:
             return sizes
@@ -246,13 +248,13 @@ class Walk:
 
     # ---- repeats
 
-    def _handed(self, region: Region | None) -> tuple[set[str], set[str]]:
+    def _get_carries(self, region: Region | None) -> tuple[set[str], set[str]]:
         """Values that a layer of a repeat is handed, and the ones it hands on; none without a
         repeat.
         """
         if not region:
             return set(), set()
-        links = carried(region)
+        links = get_carried_values(region)
         return {arg for arg, _, _ in links}, {self._storages.root(end) for _, end, _ in links}
 
     def _enter(
@@ -276,7 +278,7 @@ class Walk:
     def _leave(self, region: Region) -> None:
         """Removes all of a layer but what it hands on."""
         self._layers.pop()
-        self._free([_others(region), *bound(self._live, region)])
+        self._free([_others(region), *find_bound_storages(self._live, region)])
         for end, value in zip(region.yields, region.results, strict=True):
             if (
                 end.leave is Leave.LAST
@@ -303,7 +305,7 @@ class Walk:
         for value in op.outputs:
             root = self._root(value.name)
             # in another's memory nothing is added up
-            if not self._live.get(root) and not self._storages.held(root):
+            if not self._live.get(root) and not self._storages.is_permanent(root):
                 self._live[root] = self._storages.bytes(value.name)
         self._live |= others
         types = tuple(self._storages.types[name] for name in op.inputs)
@@ -313,7 +315,7 @@ class Walk:
         )
         self._look(op, OPS[op.kind].workspace(local))
 
-    def _widened(self, op: Op) -> int:
+    def _get_widened_bytes(self, op: Op) -> int:
         """Bytes of the copy of a parameter's gradient that the CPU makes to add it to its bucket
         in a wider element type.
         """
@@ -375,7 +377,7 @@ class Walk:
             self._live.pop(name, None)
 
 
-def _going(last: Mapping[str, int], stays: Container[str]) -> dict[int, list[str]]:
+def _group_by_last_place(last: Mapping[str, int], stays: Container[str]) -> dict[int, list[str]]:
     """The storages that go after each statement, by the place of the last statement that needs
     them; without the ones that stay.
     """
@@ -406,11 +408,11 @@ def _others(region: Region) -> str:
 
 def update(storages: Storages) -> PeakSnapshot:
     """The update, and the reduction of gradients before it, with what a run looks at then."""
-    other = _sent(storages) + looks_in_update(storages.program)
+    other = _get_largest_cast_bytes(storages) + looks_in_update(storages.program)
     return PeakSnapshot(None, "update", (), "", 0, 0, 0, other)
 
 
-def _sent(storages: Storages) -> int:
+def _get_largest_cast_bytes(storages: Storages) -> int:
     """Bytes of the largest gradient that is cast for its reduction; they go one after the other.
 
     Casts of layers' gradients have gone by then; casts of stages' gradients are counted in the row.
@@ -419,7 +421,7 @@ def _sent(storages: Storages) -> int:
     stacked = {bucket.dim for bucket in storages.program.buckets if bucket.layers or pipeline}
     largest = 0
     for op in storages.program.region.body:
-        if not isinstance(op, Op) or op.kind != "cast" or storages.held(op.inputs[0]):
+        if not isinstance(op, Op) or op.kind != "cast" or storages.is_permanent(op.inputs[0]):
             continue
         sent = op.outputs[0]
         size = storages.bytes(sent.name)

@@ -18,11 +18,11 @@ from ...ir import ITEM_BYTES, Op, Pipeline, Program, Value, once, walk
 from ...ir.stages import crossing, stages
 from ...ops.saved_tensors import Device
 from ...schedules.actions import Schedule, Work
-from ...schedules.activation_memory import Beside, Keeps, beside, passes
+from ...schedules.activation_memory import Beside, Keeps, get_traffic, memory_beside
 from ..stage_buckets import Chunk, chunks, needed
 from ..stage_program import StageProgram, stage_programs
 from .aliasing import Storages
-from .liveness import is_put_off, put_off
+from .liveness import get_put_off_sizes, is_put_off
 from .peak import PeakSnapshot, Walk
 from .saved_activations import Keeper, Kept
 
@@ -54,7 +54,7 @@ class Stage:
     input: PeakSnapshot
 
     @property
-    def held(self) -> int:
+    def microbatch_bytes(self) -> int:
         """Bytes from forward to backward."""
         return sum(tensor.total for tensor in self.kept) + self.entered
 
@@ -109,7 +109,7 @@ def _stage(stage: StageProgram, device: Device, splits: bool) -> Stage:
     return Stage(
         tuple(keeper.all.values()),
         entered,
-        later=sum(put_off(storages, body).values()),
+        later=sum(get_put_off_sizes(storages, body).values()),
         largest=max(sizes.values(), default=0),
         forward=walked["forward"],
         backward=walked["backward"],
@@ -130,7 +130,7 @@ def keeps(program: Program, all_stages: Sequence[Stage]) -> Keeps:
     for values in crossing(program, program.pipeline):
         cuts.append(sum(_size(program, value) for value in values))
     return Keeps(
-        tuple(stage.held for stage in all_stages),
+        tuple(stage.microbatch_bytes for stage in all_stages),
         tuple(stage.later for stage in all_stages),
         max(cuts, default=0),
         tuple(cuts),
@@ -144,10 +144,12 @@ def peaks(
     gradients included.
     """
     assert program.pipeline, "memory: no pipeline"
-    for rank, row in enumerate(beside(schedule, keeps)):
+    for rank, row in enumerate(memory_beside(schedule, keeps)):
         rank_chunks = Chunks(program, program.pipeline, rank)
-        sizes = row.kept + row.handed + rank_chunks.held(row.cells.at)
-        moments = [_at(row, cell, all_stages, rank_chunks) for cell in row.cells.largest(sizes)]
+        sizes = row.kept + row.handed + rank_chunks.get_bytes_in_cells(row.cells.place)
+        moments = [
+            _peak_of_action(row, cell, all_stages, rank_chunks) for cell in row.cells.largest(sizes)
+        ]
         last_gradients = rank_chunks.gradients(len(schedule.rows[rank]))
         update = PeakSnapshot(None, "update", (), "", 0, 0, last_gradients, 0)
         yield max([*moments, update], key=lambda moment: moment.bytes)
@@ -162,19 +164,19 @@ def over_row(program: Program, rank: int) -> list[tuple[PeakSnapshot, PeakSnapsh
     assert pipeline.schedule, "memory: no rows"
     all_stages = stages_of(program)
     sizes = keeps(program, all_stages)
-    row = [*beside(pipeline.schedule, sizes)][rank]
+    row = [*memory_beside(pipeline.schedule, sizes)][rank]
     rank_chunks = Chunks(program, pipeline, rank)
     moments = list[tuple[PeakSnapshot, PeakSnapshot]]()
     for cell in range(len(row.kept)):
-        before = _before(row, cell, sizes, rank_chunks)
-        moments.append((before, _at(row, cell, all_stages, rank_chunks)))
+        before = _moment_before(row, cell, sizes, rank_chunks)
+        moments.append((before, _peak_of_action(row, cell, all_stages, rank_chunks)))
     return moments
 
 
-def _before(row: Beside, cell: int, sizes: Keeps, rank_chunks: "Chunks") -> PeakSnapshot:
-    action, place = row.cells.action(cell), row.cells.cell(cell).at
+def _moment_before(row: Beside, cell: int, sizes: Keeps, rank_chunks: "Chunks") -> PeakSnapshot:
+    action, place = row.cells.action(cell), row.cells.cell(cell).place
     kept = int(row.kept[cell]) + int(sizes.before(action))
-    other = int(row.handed[cell]) + int(passes(action, len(sizes.input) - 1, sizes)[0])
+    other = int(row.handed[cell]) + int(get_traffic(action, len(sizes.input) - 1, sizes)[0])
     return PeakSnapshot(
         None,
         "between actions",
@@ -187,8 +189,10 @@ def _before(row: Beside, cell: int, sizes: Keeps, rank_chunks: "Chunks") -> Peak
     )
 
 
-def _at(row: Beside, cell: int, all_stages: Sequence[Stage], rank_chunks: "Chunks") -> PeakSnapshot:
-    action, place = row.cells.action(cell), row.cells.cell(cell).at
+def _peak_of_action(
+    row: Beside, cell: int, all_stages: Sequence[Stage], rank_chunks: "Chunks"
+) -> PeakSnapshot:
+    action, place = row.cells.action(cell), row.cells.cell(cell).place
     alone = all_stages[action.stage].during(action.work)
     return evolve(
         alone,
@@ -232,7 +236,7 @@ class Chunks:
         sizes: dict[str, int] = {}
         for chunk, _ in self._own:
             sizes[chunk.bucket] = max(chunk.size, sizes.get(chunk.bucket, 0))
-        return self.weights(0) + self._sent(sizes)
+        return self.weights(0) + self._get_sent_bytes(sizes)
 
     def weights(self, place: int) -> int:
         """Bytes of weights that are there in a cell, all gathered at the step's start."""
@@ -242,7 +246,7 @@ class Chunks:
         """Bytes of the gradients of chunks that have ended before a cell."""
         return self._between[bisect_right(self._ends, place)][1]
 
-    def held(self, places: "Numbers") -> "Numbers":
+    def get_bytes_in_cells(self, places: "Numbers") -> "Numbers":
         """Bytes of weights and gradients together in several cells."""
         import numpy as np
 
@@ -261,9 +265,9 @@ class Chunks:
         for chunk, end in sorted(self._own, key=lambda pair: pair[1]):
             if end <= place:
                 sizes[chunk.bucket] = chunk.size
-        return self._sent(sizes)
+        return self._get_sent_bytes(sizes)
 
-    def _sent(self, sizes: Mapping[str, int]) -> int:
+    def _get_sent_bytes(self, sizes: Mapping[str, int]) -> int:
         return sum(size * self._sent_bytes[name] for name, size in sizes.items())
 
 

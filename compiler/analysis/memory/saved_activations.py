@@ -14,7 +14,7 @@ from ...ops import OPS
 from ...ops.saved_tensors import Device, Local, Saved
 from ..recompute import is_recomputed, recomputes_layers, recomputes_region
 from ..stage_program import RECEIVED
-from .aliasing import Storages, carried
+from .aliasing import Storages, get_carried_values
 
 
 @frozen
@@ -50,8 +50,8 @@ class SavedByLayer:
     start  how many layers other stages do before
     """
 
-    found: dict[str, Kept]
-    own: int
+    kept_by_storage: dict[str, Kept]
+    layer_bytes: int
     chain: int
     every: int = 1
     other: int = 0
@@ -62,12 +62,12 @@ class SavedByLayer:
         """The bytes that the first `layers` layers save."""
         recomputed = multiples(self.every, self.start, self.start + layers)
         return (
-            recomputed * self.own
+            recomputed * self.layer_bytes
             + (layers - recomputed) * self.other
-            + self.handed(layers) * self.chain
+            + self.count_links(layers) * self.chain
         )
 
-    def handed(self, layers: int) -> int:
+    def count_links(self, layers: int) -> int:
         """How many of the first `layers` layers keep what another hands them."""
         return multiples(self.links, self.start + 1, self.start + max(layers, 1))
 
@@ -108,20 +108,20 @@ class Keeper:
             wanted = any(name in self._wanted for name in stmt.inputs)
             if wanted and (OPS[stmt.kind].differentiable or stmt.kind in ("coerce", "cast")):
                 self._wanted |= {value.name for value in stmt.outputs if value.type.differentiable}
-            for key, kept in self._saved(stmt).items():
+            for key, kept in self._find_saved_tensors(stmt).items():
                 kept_by_storage.setdefault(key, kept)
         return kept_by_storage
 
-    def saved(self, op: Op) -> dict[str, Kept]:
+    def get_saved_tensors(self, op: Op) -> dict[str, Kept]:
         """The tensors that an op of forward saves, by storage; one that is no value of the IR
         has a name of its own.
         """
         name = op.outputs[0].name
         if name not in self._known:
-            self._known[name] = self._saved(op)
+            self._known[name] = self._find_saved_tensors(op)
         return self._known[name]
 
-    def _saved(self, op: Op) -> dict[str, Kept]:
+    def _find_saved_tensors(self, op: Op) -> dict[str, Kept]:
         storages = self._storages
         first_result = op.outputs[0].name
         recomputed = self._is_recomputed_from(first_result) or is_recomputed(storages.program, op)
@@ -133,11 +133,11 @@ class Keeper:
             saved = self._by_itself(op)
         roots: dict[str, None] = {}
         for value in _values(op, saved):
-            for source in self._made_of(value):
+            for source in self._get_sources(value):
                 roots[storages.root(source)] = None
         kept: dict[str, Kept] = {}
         for root in roots:
-            if not storages.held(root):
+            if not storages.is_permanent(root):
                 kept[root] = Kept(op, root.split(RECEIVED)[0], storages.bytes(root))
         for what, size in saved.others:
             kept[f"{first_result}: {what}"] = Kept(op, what, size)
@@ -158,27 +158,27 @@ class Keeper:
         local = self._local(op)
         if not any(local.wanted):
             return Saved()
-        return OPS[op.kind].saved(local)
+        return OPS[op.kind].get_saved_tensors(local)
 
     def _local(self, op: Op) -> Local:
         types = tuple(self._storages.types[name] for name in op.inputs)
         wanted = tuple(name in self._wanted for name in op.inputs)
         return Local(self._storages.program, op, types, wanted, self._device)
 
-    def _made_of(self, name: str) -> list[str]:
+    def _get_sources(self, name: str) -> list[str]:
         """A value, or its operands where backward recomputes it; nothing of a decision that
         keeps another tensor.
         """
         key = name, self._by_layer
         if key not in self._sources:
-            self._sources[key] = self._found_sources(name)
+            self._sources[key] = self._find_sources(name)
         return self._sources[key]
 
-    def _found_sources(self, name: str) -> list[str]:
+    def _find_sources(self, name: str) -> list[str]:
         if self._is_recomputed_from(name):
             sources: dict[str, None] = {}
             for operand in self._storages.recomputed_from[name]:
-                sources |= dict.fromkeys(self._made_of(operand))
+                sources |= dict.fromkeys(self._get_sources(operand))
             return [*sources]
         decision = self._decisions.get(name) if self._by_layer else None
         if decision and not decision.results:
@@ -203,19 +203,23 @@ class Keeper:
             self._decide(region)
         inner = self._body(region.body)
         chains = self._chains(region, inner, kept_by_storage)
-        handed = {arg for arg, _, _ in carried(region)} | {*chains}
+        handed = {arg for arg, _, _ in get_carried_values(region)} | {*chains}
         every = max(recomputes_layers(storages.program, region.dim), 1)
         whole = inner
         if every > 1:  # what layers that are not recomputed keep
             self._by_layer = False
             whole = self._body(region.body)
             self._by_layer = True
-        in_recomputed = {key: inner[key] for key in bound(inner, region) if key not in handed}
-        in_others = {key: whole[key] for key in bound(whole, region) if key not in handed}
+        in_recomputed = {
+            key: inner[key] for key in find_bound_storages(inner, region) if key not in handed
+        }
+        in_others = {
+            key: whole[key] for key in find_bound_storages(whole, region) if key not in handed
+        }
         start = storages.layers.get(region.dim, range(0)).start
         layer = SavedByLayer(
             inner,
-            own=_total(in_recomputed),
+            layer_bytes=_total(in_recomputed),
             chain=_total(chains),
             every=every,
             other=_total(in_others),
@@ -230,7 +234,7 @@ class Keeper:
         for key, kept in (in_recomputed | in_others).items():
             count = recomputed * (key in in_recomputed) + (layers - recomputed) * (key in in_others)
             kept_by_storage[key] = evolve(kept, layers=kept.layers * count)
-        chain_links = layer.handed(layers)
+        chain_links = layer.count_links(layers)
         if chain_links:
             for key, kept in chains.items():
                 kept_by_storage[key] = evolve(kept, layers=chain_links)
@@ -251,7 +255,7 @@ class Keeper:
         """
         sources = {arg.value.name: self._storages.root(arg.source) for arg in region.args}
         chains: dict[str, Kept] = {}
-        for arg, end, result in carried(region):
+        for arg, end, result in get_carried_values(region):
             root = self._storages.root(end)
             if arg in inner:
                 source = evolve(inner[arg], what=sources[arg], layers=1)
@@ -269,20 +273,20 @@ def _total(tensors: dict[str, Kept]) -> int:
     return sum(kept.total for kept in tensors.values())
 
 
-def bound(storages: Iterable[str], region: Region) -> list[str]:
+def find_bound_storages(storages: Iterable[str], region: Region) -> list[str]:
     """The given storages that a region's body makes or is handed, at any depth."""
-    inside = {*_made(region)}
+    inside = {*_names_inside(region)}
     return [name for name in storages if name.split(":")[0] in inside]
 
 
-def _made(region: Region) -> Iterator[str]:
-    for arg, _, _ in carried(region):
+def _names_inside(region: Region) -> Iterator[str]:
+    for arg, _, _ in get_carried_values(region):
         yield arg
     for stmt in region.body:
         for value in results(stmt):
             yield value.name
         if isinstance(stmt, Region):
-            yield from _made(stmt)
+            yield from _names_inside(stmt)
 
 
 def _values(op: Op, saved: Saved) -> list[str]:

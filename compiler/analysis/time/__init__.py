@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 @once
-def expected(program: Program) -> "Report | None":
+def get_expected_report(program: Program) -> "Report | None":
     """The time of a program after the last pass, None where the speed of its GPUs is not known."""
     if not (program.cluster.gpu or program.cluster.hardware):
         return None

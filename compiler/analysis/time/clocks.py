@@ -88,11 +88,11 @@ class Again:
 Events = list[Event | Again]
 
 
-def _stretched(event: Event | Again, factor: float) -> Event | Again:
+def _make_stretched_event(event: Event | Again, factor: float) -> Event | Again:
     if isinstance(event, Event):
         begin, end, due = event.begin * factor, event.end * factor, event.due * factor
         return evolve(event, begin=begin, end=end, due=due)
-    events = tuple(_stretched(inner, factor) for inner in event.events)
+    events = tuple(_make_stretched_event(inner, factor) for inner in event.events)
     shift = {stream: seconds * factor for stream, seconds in event.shift.items()}
     return evolve(event, events=events, shift=shift)
 
@@ -153,14 +153,14 @@ class Clocks:
             sent=Seconds(float, self.sent),
         )
 
-    def stretched(self, factor: float) -> "Clocks":
+    def make_stretched(self, factor: float) -> "Clocks":
         """The clocks of the same work if all of it takes `factor` times as long."""
         longer = Clocks(self.gpu * factor, self.host * factor)
         add(longer.groups, self.groups, factor)
         add(longer.spent, self.spent, factor)
         add(longer.sent, self.sent, factor)
         if self.events is not None:
-            longer.events = [_stretched(event, factor) for event in self.events]
+            longer.events = [_make_stretched_event(event, factor) for event in self.events]
         return longer
 
     def since(self, before: "Clocks") -> list[float]:

@@ -52,7 +52,7 @@ class Group:
         """How many nodes the group spans."""
         return self.ranks / self.near
 
-    def moved(self, whole: Size) -> Size:
+    def get_move_seconds(self, whole: Size) -> Size:
         """Seconds that half an all-reduce of `whole` bytes takes over the slower links."""
         sent = whole * (self.ranks - 1) / self.ranks
         away = self.near < self.ranks  # a bool counts as 0 or 1
@@ -74,7 +74,7 @@ def get_collective_seconds(op: str, whole: Size, group: Group) -> Size:
     """Seconds of an all-reduce, a gather or a scatter of `whole` bytes, by the fastest of its
     algorithms.
     """
-    moved, ring = group.moved(whole), group.ring_latency()
+    moved, ring = group.get_move_seconds(whole), group.ring_latency()
     if HALVES[op] == 2:
         steps = ring * (1 + (PLATEAU - 1) * (group.near < group.ranks))
         by_tree = moved / group.tree + group.tree_latency()

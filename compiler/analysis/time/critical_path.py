@@ -13,11 +13,11 @@ from attrs import frozen
 
 from ...ir import Program
 from ...schedules.actions import Action
-from ...schedules.dependencies import Value, made_by, needs
+from ...schedules.dependencies import Value, get_inputs, get_result
 from ...schedules.timeline import Slot
 from ..hardware import Hardware
 from .clocks import GPU, HOST, Again, Event, Seconds, Stream, add, nothing
-from .events import expanded, unrolled
+from .events import get_expanded_events, get_unrolled_events
 from .pipeline import Rows
 from .prices import EXPOSED, prices
 from .timeline import Walk
@@ -132,7 +132,7 @@ class Streams:
 
     def add(self, events: Sequence[Event | Again]) -> None:
         """Adds events, in the order that the program begins them in."""
-        for event, later in unrolled(events, MOST, {}):
+        for event, later in get_unrolled_events(events, MOST, {}):
             if isinstance(event, Event):
                 self._event(event)
             else:
@@ -142,21 +142,21 @@ class Streams:
         last, begin, end = self._last.get, event.begin, event.end
         lines = _only(event.kind, event.line, end - begin)
         if event.stream == HOST:
-            node = self.graph.node(begin, end, lines, [last(HOST), self._waited_for(event)])
+            node = self.graph.node(begin, end, lines, [last(HOST), self._find_awaited_node(event)])
         elif not isinstance(event.stream, str):
             lines = _only(f"{event.kind}: {' × '.join(event.stream)}", event.line, end - begin)
-            causes = [last(event.stream), last(GPU), last(HOST), self._arrived(event.due)]
+            causes = [last(event.stream), last(GPU), last(HOST), self._find_arrived_node(event.due)]
             node = self.graph.node(begin, end, lines, causes)
             insort(self._sent, (end, node))
         elif event.kind == HOST or event.kind.startswith(EXPOSED):
             # a wait takes no time of its own on the path: its cause does
-            cause = last(HOST) if event.kind == HOST else self._arrived(event.due)
+            cause = last(HOST) if event.kind == HOST else self._find_arrived_node(event.due)
             node = self.graph.node(end, end, nothing(), [last(GPU), cause])
         else:
             node = self.graph.node(begin, end, lines, [last(GPU)])
         self._last[event.stream] = node
 
-    def _waited_for(self, event: Event) -> int | None:
+    def _find_awaited_node(self, event: Event) -> int | None:
         """The GPU's last work, where the host has waited for it before it issues an op."""
         host, gpu = self._last.get(HOST), self._last.get(GPU)
         if gpu is None or self.graph.end(gpu) > event.begin + EQUAL:
@@ -166,7 +166,7 @@ class Streams:
             return gpu
         return None
 
-    def _arrived(self, due: float) -> int | None:
+    def _find_arrived_node(self, due: float) -> int | None:
         """The collective that ends when what is waited for is there."""
         place = bisect_right(self._sent, (due + EQUAL, len(self._sent)))
         if not place:
@@ -177,7 +177,7 @@ class Streams:
     def _iterations(self, again: Again, later: Mapping[Stream, float]) -> None:
         """Iterations of each stream as one; on the path each line has the GPU's time."""
         lines, ends = nothing(), dict[Stream, float]()
-        for event in expanded(again.events, MOST, later):
+        for event in get_expanded_events(again.events, MOST, later):
             ends[event.stream] = event.end
             if event.stream == GPU:
                 add(lines, _only(event.kind, event.line, event.end - event.begin))
@@ -198,7 +198,7 @@ class _Row:
     def __init__(self, rows: Rows) -> None:
         self._rows, self._graph = rows, _Graph()
         self._last, self._ready = dict[int, int](), dict[int, int]()  # by rank, by stage
-        self._made, self._of_stage = dict[Value, int](), dict[int, int]()
+        self._node_by_value, self._node_by_stage = dict[Value, int](), dict[int, int]()
 
     def path(self) -> CriticalPath:
         """The critical path of all ranks."""
@@ -231,15 +231,15 @@ class _Row:
         for part in rows.clocks(action):
             add(spent, part.spent)
         after = [self._last[rank], self._ready.get(action.stage)]
-        after += [self._value(value, action) for value in needs(action, rows.schedule.stages)]
+        after += [self._value(value, action) for value in get_inputs(action, rows.schedule.stages)]
         node = self._graph.node(slot.start, slot.end, spent, after)
-        self._last[rank] = self._of_stage[action.stage] = node
-        if value := made_by(action):
-            self._made[value] = node
+        self._last[rank] = self._node_by_stage[action.stage] = node
+        if value := get_result(action):
+            self._node_by_value[value] = node
 
     def _value(self, value: Value, action: Action) -> int:
         """The node that makes a value, or its message to another rank."""
-        maker, ranks = self._made[value], self._rows.schedule.stage_to_rank
+        maker, ranks = self._node_by_value[value], self._rows.schedule.stage_to_rank
         if ranks[value.stage] == ranks[action.stage]:
             return maker
         begin = self._graph.end(maker)
@@ -250,7 +250,7 @@ class _Row:
         """A rank's reductions, in one group after another."""
         last = dict[tuple[str, ...], int]()
         for begin, end, move in self._rows.reductions(rank):
-            after: list[int | None] = [self._of_stage[stage] for stage in move.stages]
+            after: list[int | None] = [self._node_by_stage[stage] for stage in move.stages]
             after += [last.get(axes) for axes, _ in move.sends]
             node = self._graph.node(begin, end, _only(move.kind, move.line), after)
             last |= {axes: node for axes, _ in move.sends}

@@ -32,27 +32,27 @@ def events_of(program: Program, on: Hardware, most: float = MOST) -> list[list[E
     if not program.pipeline:
         walk = Walk(program, on, prices(program, on), record=True)
         walk.step()
-        return [[*expanded(walk.clocks.events or (), most)]]
+        return [[*get_expanded_events(walk.clocks.events or (), most)]]
     rows = Rows(program, program.pipeline, on, record=True)
     ranks = len(rows.ranks)
-    return [[*_of_row(rows, rank, most / ranks)] for rank in range(ranks)]
+    return [[*_row_events(rows, rank, most / ranks)] for rank in range(ranks)]
 
 
-def expanded(
+def get_expanded_events(
     events: Sequence[Event | Again], most: float, shift: Mapping[Stream, float] | None = None
 ) -> Iterator[Event]:
     """Events with iterations that were counted, each stream's later by `shift`.
 
     Iterations of more than `most` events are one event of each stream.
     """
-    for event, later in unrolled(events, most, shift or {}):
+    for event, later in get_unrolled_events(events, most, shift or {}):
         if isinstance(event, Event):
             yield event
         else:
             yield from _as_one(event, later)
 
 
-def unrolled(
+def get_unrolled_events(
     events: Sequence[Event | Again], most: float, later: Mapping[Stream, float]
 ) -> Iterator[tuple[Event | Again, Mapping[Stream, float]]]:
     """Events one by one, each stream's `later`, with how much later.
@@ -71,7 +71,7 @@ def unrolled(
                 nth_later: dict[Stream, float] = {}
                 for stream, by in event.shift.items():
                     nth_later[stream] = later.get(stream, 0.0) + nth * by
-                yield from unrolled(event.events, most, nth_later)
+                yield from get_unrolled_events(event.events, most, nth_later)
 
 
 def count(events: Sequence[Event | Again]) -> int:
@@ -87,7 +87,7 @@ def count(events: Sequence[Event | Again]) -> int:
 
 def _as_one(again: Again, later: Mapping[Stream, float]) -> Iterator[Event]:
     """An event of each stream that has any, from the end of its last one."""
-    ends = {event.stream: event.end for event in expanded(again.events, 0.0)}
+    ends = {event.stream: event.end for event in get_expanded_events(again.events, 0.0)}
     kind = f"{again.times} {ITERATIONS}"
     for stream, by in again.shift.items():
         if by and stream in ends:
@@ -95,10 +95,10 @@ def _as_one(again: Again, later: Mapping[Stream, float]) -> Iterator[Event]:
             yield Event(stream, kind, "", begin, begin + again.times * by, begin)
 
 
-def _of_row(rows: Rows, rank: int, most: float) -> Iterator[Event]:
+def _row_events(rows: Rows, rank: int, most: float) -> Iterator[Event]:
     """A rank's events before its row, in it and after it."""
     work, slots = rows.ranks[rank], rows.timeline.slots[rank]
-    yield from expanded(work.before.events or (), most)
+    yield from get_expanded_events(work.before.events or (), most)
     free = work.before.gpu
     waits = {begin: (end, move) for begin, end, move in rows.waits(rank)}
     is_whole = _count_of_slots(rows, slots) <= most
@@ -109,14 +109,14 @@ def _of_row(rows: Rows, rank: int, most: float) -> Iterator[Event]:
             yield from _wait(free, waited, move.waiting, move.line)
         yield from _wait(max(free, waited), slot.start, BUBBLE, rows.line)
         yield Event(ACTIONS, str(slot.action), rows.line, slot.start, slot.end, slot.start)
-        yield from _of_action(rows, slot, is_whole or slot.action.microbatch == 0)
+        yield from _action_events(rows, slot, is_whole or slot.action.microbatch == 0)
         free = slot.end
     for begin, end, move in rows.reductions(rank):
         yield Event(move.sends[-1][0], move.kind, move.line, begin, end, begin)
         yield from _wait(free, end, move.waiting, move.line)
         free = max(free, end)
     yield from _wait(free, rows.reduced, BUBBLE, rows.line)
-    yield from _later(work.after, rows.reduced, most)
+    yield from _later_events(work.after, rows.reduced, most)
     yield from _wait(rows.reduced + work.after.gpu, rows.seconds, BUBBLE, rows.line)
 
 
@@ -129,19 +129,21 @@ def _count_of_slots(rows: Rows, slots: Sequence[Slot]) -> int:
     return total
 
 
-def _of_action(rows: Rows, slot: Slot, whole: bool) -> Iterator[Event]:
+def _action_events(rows: Rows, slot: Slot, whole: bool) -> Iterator[Event]:
     """The ops of an action, or the action as one event."""
     begin = slot.start
     for clocks in rows.clocks(slot.action):
         if whole:
-            yield from _later(clocks, begin, inf)
+            yield from _later_events(clocks, begin, inf)
         elif clocks.gpu:
             yield Event(GPU, str(slot.action), rows.line, begin, begin + clocks.gpu, begin)
         begin += clocks.gpu
 
 
-def _later(clocks: Clocks, begin: float, most: float) -> Iterator[Event]:
-    return expanded(clocks.events or (), most, dict.fromkeys((GPU, HOST, *clocks.groups), begin))
+def _later_events(clocks: Clocks, begin: float, most: float) -> Iterator[Event]:
+    return get_expanded_events(
+        clocks.events or (), most, dict.fromkeys((GPU, HOST, *clocks.groups), begin)
+    )
 
 
 def _wait(begin: float, end: float, kind: str, line: str) -> Iterator[Event]:

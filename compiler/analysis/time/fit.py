@@ -47,7 +47,7 @@ class Figure:
     nodes   whether the rows are of groups on several nodes; None where that makes no difference
     """
 
-    of: str
+    name: str
     place: str
     fields: Mapping[str, str]
     table: str = ""
@@ -105,7 +105,7 @@ def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
     step = step_time(program, on).seconds
 
     def differs(logs: Any) -> Any:
-        lines = beside(profile, step_time(program, _changed(on, logs)))
+        lines = beside(profile, step_time(program, _make_changed_hardware(on, logs)))
         excess = list[float]()
         for line in sorted(lines, key=lambda line: line.name):
             for kind in KINDS:
@@ -116,11 +116,11 @@ def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
     logs = _with_fewest(differs, _nearest(differs, numpy.zeros(len(FIGURES)), every))
     shares = abs(_slopes(differs, logs, differs(logs), every) * logs).sum(0)
     named = numpy.where((abs(logs) > LEAST) & (shares > SHARE), logs, 0.0)
-    fitted = _changed(on, named)
+    fitted = _make_changed_hardware(on, named)
     changes: dict[str, float] = {}
     for figure, log_change in zip(FIGURES, named, strict=True):
         if log_change:
-            changes[figure.of] = exp(log_change)
+            changes[figure.name] = exp(log_change)
     return Fit(fitted, changes, tuple(beside(profile, step_time(program, fitted))))
 
 
@@ -196,7 +196,7 @@ def _cost(differences: Any, logs: Any) -> float:
     return float(abs(differences).sum() + PRIOR * (logs**2).sum())
 
 
-def _changed(on: Hardware, logs: Any) -> Hardware:
+def _make_changed_hardware(on: Hardware, logs: Any) -> Hardware:
     for figure, log_change in zip(FIGURES, logs, strict=True):
         if log_change:
             on = slower(on, figure, exp(log_change))
@@ -208,14 +208,14 @@ def slower(on: Hardware, figure: Figure, times: float) -> Hardware:
     changed: dict[str, Any] = {}
     for name in figure.fields:
         factor = 1 / times if name in RATES else times
-        changed[name] = _scaled(getattr(on, name), factor)
+        changed[name] = _make_scaled(getattr(on, name), factor)
     if figure.table:
         rows = tuple(_row(row, figure, times) for row in getattr(on.measured, figure.table))
         changed["measured"] = evolve(on.measured, **{figure.table: rows})
     return evolve(on, **changed)
 
 
-def _scaled(figure: Any, times: float) -> Any:
+def _make_scaled(figure: Any, times: float) -> Any:
     """A number, or one for each element type."""
     if isinstance(figure, Mapping):
         figures = cast(Mapping[str, float], figure)

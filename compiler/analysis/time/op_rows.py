@@ -17,7 +17,7 @@ from ..communication import ChunkMoves
 from ..hardware import Hardware
 from ..stage_program import rank_programs, stage_programs
 from .prices import Prices, prices
-from .seconds import of_message
+from .seconds import get_message_seconds
 from .timeline import UPDATE, Walk
 
 
@@ -49,7 +49,7 @@ class OpRow:
     sent: int
 
     @property
-    def taken(self) -> dict[object, float]:
+    def all_seconds(self) -> dict[object, float]:
         """All seconds, by kind and by axes."""
         return {**self.computes, **self.sends}
 
@@ -63,7 +63,7 @@ def op_rows(program: Program, on: Hardware, rank: int | None = None) -> list[OpR
 
 def _rows(program: Program, on: Hardware, rank: int | None) -> Iterator[OpRow]:
     if rank is None:
-        yield from _Ops(program, on, program.types).of(program.region.body, 1, "step", "")
+        yield from _Ops(program, on, program.types).rows_of_body(program.region.body, 1, "step", "")
         return
     assert program.pipeline, "op rows: a rank without a pipeline"
     yield from _around(program, program.pipeline, on, rank)
@@ -74,8 +74,8 @@ def _rows(program: Program, on: Hardware, rank: int | None) -> Iterator[OpRow]:
         for value in (*stage.forward.inputs, *stage.backward.inputs):
             types[value.name] = value.type
         ops = _Ops(stage.program, on, types)
-        yield from ops.of(stage.forward.body, microbatches, "forward", "")
-        yield from ops.of(stage.backward.body, microbatches, "backward", "")
+        yield from ops.rows_of_body(stage.forward.body, microbatches, "forward", "")
+        yield from ops.rows_of_body(stage.backward.body, microbatches, "backward", "")
 
 
 def _around(program: Program, pipeline: Pipeline, on: Hardware, rank: int) -> Iterator[OpRow]:
@@ -86,15 +86,15 @@ def _around(program: Program, pipeline: Pipeline, on: Hardware, rank: int) -> It
     for op in program.region.body:
         if isinstance(op, Op) and op not in moves.ops and _takes_part(program, op, rank):
             step_ops.append(op)
-    yield from ops.of(step_ops, 1, "step", "")
+    yield from ops.rows_of_body(step_ops, 1, "step", "")
     for chunk, op in (*moves.gathers(), *moves.reductions()):
         sent = moves.messages(chunk, op)
         calls = list[tuple[tuple[str, ...], float]]()
         for message in sent:
-            seconds = of_message(program, message, on, prod(message.shape))
+            seconds = get_message_seconds(program, message, on, prod(message.shape))
             calls.append((message.axes, seconds))
         row = ops.row(op, 1, "step", "")
-        yield evolve(row, computes={}, sends=_summed(calls), sent=_bytes(sent))
+        yield evolve(row, computes={}, sends=_sums_by_axes(calls), sent=_bytes(sent))
 
 
 def _takes_part(program: Program, op: Op, rank: int) -> bool:
@@ -105,7 +105,7 @@ def _takes_part(program: Program, op: Op, rank: int) -> bool:
     return True
 
 
-def _summed(calls: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
+def _sums_by_axes(calls: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
     """Seconds by axes."""
     seconds_by_axes = dict[tuple[str, ...], float]()
     for axes, seconds in calls:
@@ -127,7 +127,9 @@ class _Ops:
         self._program, self._on, self._types = program, on, types
         self._prices = prices(program, on, types)
 
-    def of(self, body: Sequence[Stmt], times: int, where: str, repeat: str) -> Iterator[OpRow]:
+    def rows_of_body(
+        self, body: Sequence[Stmt], times: int, where: str, repeat: str
+    ) -> Iterator[OpRow]:
         """The rows of a body that runs `times` times in a step, in a repeat over this dim."""
         for stmt in body:
             if isinstance(stmt, Region):
@@ -136,7 +138,7 @@ class _Ops:
                 inner_times = times
                 if stmt.dim:
                     inner_times *= self._program.size(stmt.dim)
-                yield from self.of(stmt.body, inner_times, inside, dim)
+                yield from self.rows_of_body(stmt.body, inner_times, inside, dim)
             elif stmt.kind != "begin":
                 yield self.row(stmt, times, where, repeat)
 
@@ -165,7 +167,7 @@ class _Ops:
             repeat,
             times,
             computes,
-            _summed(sends),
+            _sums_by_axes(sends),
             issued=times * (price.kernels * self._on.op + sum(calls) * self._on.collective),
             operations=times * work.operations,
             bytes=times * size,

@@ -14,7 +14,7 @@ from ...schedules.cell_table import cell_table
 from ...schedules.timeline import Times, simulate
 from ..hardware import Hardware
 from .clocks import BUBBLE, Clocks, StepTime, add
-from .pipeline_parts import Move, cuts, of_ranks, of_stages
+from .pipeline_parts import Move, cuts, get_rank_work, get_stage_clocks
 
 PARTS = {Work.BACKWARD: (Work.INPUT, Work.WEIGHT)}
 """The parts of actions that have several."""
@@ -31,12 +31,12 @@ class Rows:
     ) -> None:
         assert pipeline.schedule, "time: a pipeline without rows"
         self.schedule, self.line = pipeline.schedule, str(program.axis(pipeline.axis).span)
-        self.parts = of_stages(program, on, record=record)
-        self.ranks = of_ranks(program, pipeline, on, record=record)
+        self.parts = get_stage_clocks(program, on, record=record)
+        self.ranks = get_rank_work(program, pipeline, on, record=record)
         self.times = self._times(tuple(cuts(program, pipeline, on)))
         self.timeline = simulate(pipeline.schedule, self.times)
         if on.contention:
-            self.parts = self._slowed_parts(on.contention)
+            self.parts = self._get_slowed_parts(on.contention)
             self.times = self._times(self.times.cuts)
             self.timeline = simulate(pipeline.schedule, self.times)
         self.reduced = self.timeline.total
@@ -64,7 +64,7 @@ class Rows:
             tuple(begins),
         )
 
-    def _slowed_parts(self, lost: float) -> list[Mapping[Work, Clocks]]:
+    def _get_slowed_parts(self, lost: float) -> list[Mapping[Work, Clocks]]:
         """The clocks of each stage beside what its rank sends around its row: gathers, and
         reductions of gradients.
 
@@ -77,7 +77,7 @@ class Rows:
             slower.append(1 + lost / (1 - lost) * self._beside(rank) / busy if busy else 1.0)
         slowed = list[Mapping[Work, Clocks]]()
         for rank, parts in zip(self.schedule.stage_to_rank, self.parts, strict=True):
-            slowed.append({work: part.stretched(slower[rank]) for work, part in parts.items()})
+            slowed.append({work: part.make_stretched(slower[rank]) for work, part in parts.items()})
         return slowed
 
     def _beside(self, rank: int) -> float:
@@ -149,7 +149,7 @@ class Rows:
             free = slot.end
 
 
-def of_pipeline(program: Program, pipeline: Pipeline, on: Hardware) -> StepTime:
+def get_pipeline_step_time(program: Program, pipeline: Pipeline, on: Hardware) -> StepTime:
     """The time of a step, on the rank that is busy longest."""
     rows = Rows(program, pipeline, on)
     return rows.account(max(range(len(rows.ranks)), key=rows.timeline.busy))

@@ -21,7 +21,7 @@ from ..stage_buckets import Chunk
 from ..stage_program import StageProgram, rank_programs, stage_programs
 from .clocks import HOST, Clocks
 from .prices import Prices, Sent, prices
-from .seconds import of_message
+from .seconds import get_message_seconds
 from .timeline import Walk
 
 
@@ -57,12 +57,12 @@ class Rank:
 # ---- around the rows
 
 
-def of_ranks(
+def get_rank_work(
     program: Program, pipeline: Pipeline, on: Hardware, *, record: bool = False
 ) -> list[Rank]:
     """The work of each rank around its row."""
     around = _Around(program, pipeline, on, record)
-    return [around.of(rank) for rank in range(program.axis(pipeline.axis).size)]
+    return [around.get_work_of_rank(rank) for rank in range(program.axis(pipeline.axis).size)]
 
 
 class _Around:
@@ -82,7 +82,7 @@ class _Around:
                 sent = messages(program, op, program.types)
                 self._after.append((op, [message.among for message in sent if message.among]))
 
-    def of(self, rank: int) -> Rank:
+    def get_work_of_rank(self, rank: int) -> Rank:
         """The work of a rank around its row."""
         moves = ChunkMoves(self._program, self._pipeline, rank)
         rank_program = rank_programs(self._program)[rank]
@@ -111,7 +111,7 @@ class _Around:
         if key not in self._sends:
             sends = list[Sent]()
             for message in moves.messages(chunk, op):
-                seconds = of_message(self._program, message, self._on, prod(message.shape))
+                seconds = get_message_seconds(self._program, message, self._on, prod(message.shape))
                 sends.append((message.axes, seconds))
             self._sends[key] = tuple(sends)
         return Move(chunk.stages, self._sends[key], price.sending, price.waiting, price.line)
@@ -120,7 +120,7 @@ class _Around:
 # ---- in the rows
 
 
-def of_stages(
+def get_stage_clocks(
     program: Program, on: Hardware, *, record: bool = False, splits: bool = False
 ) -> list[Mapping[Work, Clocks]]:
     """The clocks of each stage.
@@ -200,7 +200,7 @@ def cuts(program: Program, pipeline: Pipeline, on: Hardware) -> Iterator[float]:
                     "rotate", value.name, (pipeline.axis,), value.type.dtype, (), among=among
                 )
                 size = program.elements(value.type)
-                seconds.append(of_message(program, message, on, size))
+                seconds.append(get_message_seconds(program, message, on, size))
             seconds_by_kind[kind] = sum(seconds)
         is_same_rank = len(among) == 1
         yield 0.0 if is_same_rank else seconds_by_kind[kind]

@@ -16,7 +16,7 @@ from ...ops.saved_tensors import Local
 from ...ops.vjp import KIND as VJP
 from ...ops.work import Work
 from ..hardware import Hardware
-from .seconds import measured_as, of_message, of_work
+from .seconds import get_measured_name, get_message_seconds, get_work_seconds
 
 EXPOSED = "exposed: "
 """What the name of a kind of time begins with where the GPU waits for collectives; their axes
@@ -54,7 +54,7 @@ class Price:
     bucket: str
     line: str
     blocks: int = 1
-    own: float = 1.0
+    own_part: float = 1.0
     counts: bool = False
 
     @property
@@ -96,12 +96,12 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
     computes, kernels = dict[str, float](), 0
     own_part = 1.0
     if work := work_of(program, op, operands):
-        computes |= of_work(measured_as(op), work, on)
+        computes |= get_work_seconds(get_measured_name(op), work, on)
         kernels += work.kernels
-        if work.scores and work.scores.own:
-            own_part = work.scores.own / work.scores.pairs
+        if work.scores and work.scores.own_pairs:
+            own_part = work.scores.own_pairs / work.scores.pairs
     if sums := sums_of(program, op, operands):
-        seconds = of_work(ACCUMULATE, sums, on)["memory-bound"]
+        seconds = get_work_seconds(ACCUMULATE, sums, on)["memory-bound"]
         computes["memory-bound"] = computes.get("memory-bound", 0.0) + seconds
         kernels += sums.kernels
     return Price(
@@ -115,7 +115,7 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
         bucket=bucket.name if bucket else "",
         line=str(op.span),
         blocks=max((message.hops for message in sent), default=0) + 1,
-        own=own_part,
+        own_part=own_part,
         counts=is_counted_on_host(program, op),
     )
 
@@ -177,4 +177,4 @@ def _seconds(
     elements = prod(shape)
     if message.ragged:
         elements = max(elements, program.elements(op.outputs[0].type))
-    return of_message(program, evolve(message, hops=0), on, elements)
+    return get_message_seconds(program, evolve(message, hops=0), on, elements)

@@ -54,7 +54,7 @@ class Neighbour:
     """Another plan, with these sections over its own; `told` says in short how it differs."""
 
     sections: Mapping[str, str]
-    told: str
+    words: str
     seconds: float
     room: Room
 
@@ -109,7 +109,7 @@ class Report:
         return self.done / (self.peak * self.step.seconds)
 
     @property
-    def sent(self) -> dict[str, tuple[float, float]]:
+    def sends_by_axes(self) -> dict[str, tuple[float, float]]:
         """By axes, the seconds of all collectives over them, and the seconds that the GPU waits
         for them.
         """
@@ -121,7 +121,7 @@ class Report:
         return {axes: (sent.get(axes, 0.0), waited.get(axes, 0.0)) for axes in (sent | waited)}
 
     @property
-    def computed(self) -> float:
+    def compute_seconds(self) -> float:
         """The seconds that a rank computes for the model: communication can hide behind them."""
         return sum(self.step.kinds.get(kind, 0.0) for kind in COMPUTED)
 
@@ -129,9 +129,9 @@ class Report:
     def ratios(self) -> dict[str, float]:
         """By axes, the seconds of computation for each second of collectives over them."""
         ratios: dict[str, float] = {}
-        for axes, (seconds, _) in self.sent.items():
+        for axes, (seconds, _) in self.sends_by_axes.items():
             if seconds:
-                ratios[axes] = self.computed / seconds
+                ratios[axes] = self.compute_seconds / seconds
         return ratios
 
     @property
@@ -139,7 +139,7 @@ class Report:
         """How fast the host issues what the GPU computes."""
         return pace(self.program, self.ops, self.step.rank)
 
-    def held(self, kind: str) -> float | None:
+    def get_rate_part(self, kind: str) -> float | None:
         """The part of the GPU's rate that ops of a kind hold, of operations or of bytes; None where
         none are known.
 
@@ -160,10 +160,10 @@ class Report:
 def with_ops(report: Report) -> Report:
     """The report with the step's ops."""
     ops = tuple(op_rows(report.program, report.on, report.step.rank))
-    return evolve(report, ops=ops, measured=_measured(report, ops))
+    return evolve(report, ops=ops, measured=_get_measured_part(report, ops))
 
 
-def _measured(report: Report, ops: Sequence[OpRow]) -> float:
+def _get_measured_part(report: Report, ops: Sequence[OpRow]) -> float:
     """The part of the seconds of ops that comes from the hardware file's own measurements, not from
     formulas or published rates.
     """
@@ -175,8 +175,8 @@ def _measured(report: Report, ops: Sequence[OpRow]) -> float:
     formulas = op_rows(report.program, hardware, report.step.rank)
     measured = total = 0.0
     for row, formula_row in zip(ops, formulas, strict=True):
-        by_formula = formula_row.taken
-        for key, seconds in row.taken.items():
+        by_formula = formula_row.all_seconds
+        for key, seconds in row.all_seconds.items():
             total += seconds
             if seconds != by_formula[key]:
                 measured += seconds
@@ -234,21 +234,21 @@ def as_json(report: Report) -> dict[str, Any]:
     for (kind, line), seconds in sorted(report.step.spent.items(), key=lambda pair: -pair[1]):
         fields["lines"].append({"kind": kind, "line": line, "seconds": seconds})
     fields["collectives"] = list[dict[str, Any]]()
-    for axes, (seconds, exposed) in report.sent.items():
+    for axes, (seconds, exposed) in report.sends_by_axes.items():
         fields["collectives"].append({"axes": axes, "seconds": seconds, "exposed": exposed})
     if report.ops:
-        fields |= _of_ops(report)
+        fields |= _make_ops_fields(report)
     if report.neighbours is not None:
         fields["neighbours"] = [_neighbour(report, other) for other in report.neighbours]
     return fields
 
 
-def _of_ops(report: Report) -> dict[str, Any]:
+def _make_ops_fields(report: Report) -> dict[str, Any]:
     """The part of the GPU's rates that is held, the pace of the host, and each op."""
     pace, kinds = report.pace, report.step.kinds
     rate_parts: dict[str, float] = {}
     for kind in kinds:
-        part = report.held(kind)
+        part = report.get_rate_part(kind)
         if part is not None:
             rate_parts[kind] = part
     return {
@@ -296,7 +296,7 @@ LIMIT_OPS = 25
 class Look:
     """A look as the plan asks for it, its seconds, and the steps between two."""
 
-    said: str
+    words: str
     seconds: float
     every: int
 
@@ -311,15 +311,15 @@ def looks(program: Program, step: float, on: Hardware) -> Iterator[Look]:
     watch, counted = program.watch, account(program)
     if watch.copies:
         at_rest = sum(bucket.saved for bucket in counted.buckets)
-        seconds = _hashed(2 * at_rest + counted.state, on)
+        seconds = _get_hash_seconds(2 * at_rest + counted.state, on)
         yield Look(f"copies every {watch.copies}", seconds, watch.copies)
     if watch.replay:
-        seconds = step + _hashed(2 * counted.state, on)
+        seconds = step + _get_hash_seconds(2 * counted.state, on)
         yield Look(f"replay every {watch.replay}", seconds, watch.replay)
     if watch.spikes:
         yield Look(f"spikes = {watch.spikes}", LIMIT_OPS * max(on.op, on.kernel), 1)
 
 
-def _hashed(size: int, on: Hardware) -> float:
+def _get_hash_seconds(size: int, on: Hardware) -> float:
     """Seconds that hashing `size` bytes takes."""
     return max(MOVED * size / (on.memory * on.streamed), OPS * size / BLOCK * max(on.op, on.kernel))

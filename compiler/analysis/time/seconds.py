@@ -30,7 +30,7 @@ PUBLISHED = ("bf16", "f16")
 """The element types that published kernels for attention were timed with; a GPU's file has them."""
 
 
-def of_work(op: str, work: Work, on: Hardware) -> dict[str, float]:
+def get_work_seconds(op: str, work: Work, on: Hardware) -> dict[str, float]:
     """Seconds by kind: `products`, `attention`, `memory-bound`; none where nothing is done.
 
     `op` is the name that measured seconds of memory-bound ops go by (`measured_as`).
@@ -48,7 +48,7 @@ def of_work(op: str, work: Work, on: Hardware) -> dict[str, float]:
     return seconds
 
 
-def measured_as(op: Op) -> str:
+def get_measured_name(op: Op) -> str:
     """The name of an op among measured ones: its kind; for a gradient also its op's kind and the
     operands.
     """
@@ -62,13 +62,13 @@ def _product(product: Product, dtype: str, on: Hardware) -> float:
     measured = on.measured.product(dtype, m, n, k, product.batch)
     if measured is not None:
         return measured
-    filled = max(_filled(product, *tile, on.sms) for tile in TILES)
+    filled = max(_get_filled_part(product, *tile, on.sms) for tile in TILES)
     rate = on.product_rate(dtype) * filled * k / (k + SHORT)
     moving = product.elements * ITEM_BYTES[dtype] / on.memory_rate
     return max(product.operations / rate, moving) + on.kernel
 
 
-def _filled(product: Product, rows: int, columns: int, sms: int) -> float:
+def _get_filled_part(product: Product, rows: int, columns: int, sms: int) -> float:
     """The part of the multiprocessors' time that makes elements of the result, and not padding
     or nothing.
     """
@@ -93,7 +93,7 @@ def _attention(scores: Scores, dtype: str, on: Hardware) -> float:
     return scores.operations / rate + on.kernel
 
 
-def of_message(program: Program, message: Message, on: Hardware, elements: Size) -> Size:
+def get_message_seconds(program: Program, message: Message, on: Hardware, elements: Size) -> Size:
     """Seconds of a message with `elements` elements as its input, from when all ranks of its group
     have begun.
 
@@ -108,14 +108,14 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
     network = on.network / on.ranks_per_node
     latency = away * on.network_latency + (1 - away) * on.link_latency
     if message.op == "rotate":
-        hop = _measured("send", size, 2, 2 - away, on)
+        hop = _get_measured_seconds("send", size, 2, 2 - away, on)
         if hop is None:
             hop = size / (away * network + (1 - away) * on.link) + latency
         return larger(1, message.hops) * (ranks > 1) * hop
     whole = size
     if message.op == "all_gather":
         whole = size * ranks
-    measured = _measured(message.op, whole, ranks, near, on)
+    measured = _get_measured_seconds(message.op, whole, ranks, near, on)
     if measured is not None:
         return measured
     if message.op == "all_to_all":
@@ -126,7 +126,9 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
     return get_collective_seconds(message.op, whole, group)
 
 
-def _measured(op: str, whole: Size, ranks: Size, near: Size, on: Hardware) -> float | None:
+def _get_measured_seconds(
+    op: str, whole: Size, ranks: Size, near: Size, on: Hardware
+) -> float | None:
     """Seconds of a collective by measurements of groups of its size, or of a message by
     measurements of two ranks.
     """

@@ -6,7 +6,7 @@ from ...ir import Program
 from ..expert_loads import loads
 from ..hardware import Hardware
 from .clocks import StepTime
-from .pipeline import of_pipeline
+from .pipeline import get_pipeline_step_time
 from .prices import prices
 from .timeline import Walk
 
@@ -14,7 +14,7 @@ from .timeline import Walk
 def step_time(program: Program, on: Hardware) -> StepTime:
     """The time of a step of a program after the last pass."""
     if program.pipeline:
-        return of_pipeline(program, program.pipeline, on)
+        return get_pipeline_step_time(program, program.pipeline, on)
     walk = Walk(program, on, prices(program, on))
     walk.step()
     return StepTime(walk.clocks.gpu, walk.clocks.spent, walk.clocks.sent)

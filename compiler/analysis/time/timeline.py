@@ -193,7 +193,7 @@ class Walk:
             arrived = 0.0
             if block < last:
                 arrived = self.send(keys, price.sending, price.line)
-            self._compute(price, part=(1 - price.own) / last if block else price.own)
+            self._compute(price, part=(1 - price.own_part) / last if block else price.own_part)
             if gradients:
                 self._await(op, passed)
                 passed = self.send(gradients[block == last], price.sending, price.line)

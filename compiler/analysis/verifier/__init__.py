@@ -23,7 +23,7 @@ PLACED = ("insert_collectives", "fuse_ops", "overlap_exchanges", "choose_recompu
 
 def check(program: Program) -> None:
     """Asserts that `program` is legal; a failure names the pass that made it."""
-    with _named(program):
+    with _name_pass(program):
         Declarations(program).check()
         Stages(program).check()
         Regions(program).outermost()
@@ -37,7 +37,7 @@ def check(program: Program) -> None:
 
 
 @contextmanager
-def _named(program: Program) -> Generator[None]:
+def _name_pass(program: Program) -> Generator[None]:
     """Adds the pass to what fails inside."""
     try:
         yield

@@ -23,12 +23,12 @@ class Buckets(Checker):
         weights are adjacent.
         """
         if self.program.region.kind == "step":
-            self._begun()
-        self._moved()
+            self._check_begins()
+        self._check_moves()
         if self.program.buckets:
-            self._products()
+            self._check_products()
 
-    def _begun(self) -> None:
+    def _check_begins(self) -> None:
         """Each `begin` begins what its bucket's `pack` waits for, and is alone in it."""
         params = {param.name for param in self.program.params}
         waiting: dict[object, tuple[str, ...]] = {}
@@ -48,13 +48,13 @@ class Buckets(Checker):
                 assert fits, f"begin of {name} is not of what the step packs"
                 seen.add(name)
 
-    def _moved(self) -> None:
+    def _check_moves(self) -> None:
         """Checks that ops move each bucket as it says, sums over a pipeline's stages apart."""
         program = self.program
         moves = self._moves()
         for bucket in program.buckets:
             ops = moves[bucket.dim]
-            actual, dtype = _as_moved(program, bucket, ops), program.reduce_dtype(bucket)
+            actual, dtype = _make_moved_bucket(program, bucket, ops), program.reduce_dtype(bucket)
             assert actual == bucket, (
                 f"bucket {bucket.name} is moved as one with {_facts(actual)}, not {_facts(bucket)}"
             )
@@ -83,7 +83,7 @@ class Buckets(Checker):
                 moves[dims[-1]].append((op, is_step))
         return moves
 
-    def _products(self) -> None:
+    def _check_products(self) -> None:
         """The weights of one product lie side by side in a bucket."""
         for names in products(self.program):
             (bucket,) = (bucket for bucket in self.program.buckets if names[0] in bucket.params)
@@ -94,7 +94,7 @@ class Buckets(Checker):
             )
 
 
-def _as_moved(program: Program, bucket: Bucket, ops: list[tuple[Op, bool]]) -> Bucket:
+def _make_moved_bucket(program: Program, bucket: Bucket, ops: list[tuple[Op, bool]]) -> Bucket:
     """The bucket with the facts of these ops, each with whether it is at the scope of the step."""
     staged = program.pipeline is not None and bool(program.state_of(bucket.params[0]).parameters)
     sharding, reducing = list[Op](), list[Op]()

@@ -26,7 +26,7 @@ class Declarations(Checker):
         program = self.program
         self._once("axis", [axis.name for axis in program.axes])
         self._once("dim", [dim.name for dim in program.dims])
-        self._once("parameter", [param.name for param in program.stored])
+        self._once("parameter", [param.name for param in program.params_and_buffers])
         self._once("buffer's route", [buffer.route for buffer in program.buffers])
         self._once("bucket", [bucket.name for bucket in program.buckets])
         if program.after != FIRST:
@@ -39,7 +39,7 @@ class Declarations(Checker):
         for claim in program.claims:
             assert claim.dim in self.sizes, f"a claim of dim {claim.dim}, which is not declared"
             assert claim.axis in self.axes, f"a claim over axis {claim.axis}, which is not declared"
-        for param in program.stored:
+        for param in program.params_and_buffers:
             self._param(param)
         for buffer in program.buffers:
             self._buffer(buffer)
@@ -77,7 +77,7 @@ class Declarations(Checker):
         """
         program = self.program
         stored = [part.param for part in program.names]
-        params = [param.name for param in program.stored]
+        params = [param.name for param in program.params_and_buffers]
         assert not stored or sorted(stored) == sorted(params), "stored and other parameters differ"
         parts = Counter(part.tensor for part in program.names)
         for part in program.names:
@@ -146,12 +146,12 @@ class Stages(Checker):
         )
         if pipeline.stage_to_rank or pipeline.layers:
             self._stages(pipeline)
-        for rows in filter(None, (pipeline.given, pipeline.schedule)):
+        for rows in filter(None, (pipeline.rows, pipeline.schedule)):
             self._rows(pipeline, rows)
         is_auto = pipeline.settings.schedule.kind == AUTO
         last = self.program.after == PLACED_PASSES[-1]
         if self.program.after in PLACED_PASSES and is_auto:
-            assert pipeline.given, "a pipeline without rows"
+            assert pipeline.rows, "a pipeline without rows"
         assert pipeline.schedule or not last, "a pipeline without rows"
 
     def _stages(self, pipeline: Pipeline) -> None:

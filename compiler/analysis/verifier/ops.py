@@ -31,11 +31,13 @@ class Ops(Checker):
         for name in op.inputs:
             assert name in here, f"{name} is used before it is bound, in {op.kind}"
         operands = [here[name] for name in op.inputs]
-        self._form(op, in_reverse)
+        self._check_form(op, in_reverse)
         try:
             forward, around = VJPS.forward(op, operands)
             for key, value in forward.attrs:
-                assert self._right(forward, key, value, around), f"{forward.kind}: {key} = {value}"
+                assert self._is_right(forward, key, value, around), (
+                    f"{forward.kind}: {key} = {value}"
+                )
             types = OPS[op.kind].infer(self.program, operands, op)
         except (TypingError, LookupError, StopIteration) as error:
             # LookupError and StopIteration come from operands of too few dims
@@ -46,7 +48,7 @@ class Ops(Checker):
         )
         return types
 
-    def _form(self, op: Op, in_reverse: bool) -> None:
+    def _check_form(self, op: Op, in_reverse: bool) -> None:
         """Checks that an op has as many operands, and such attributes, as its kind takes."""
         entry, count = OPS[op.kind], len(op.inputs)
         assert entry.fits(count), f"{op.kind} of {count} operands"
@@ -74,7 +76,7 @@ class Ops(Checker):
                 f"{op.kind}: {key} is not {wanted[key][0].__name__}"
             )
 
-    def _right(self, op: Op, key: str, value: Attr, operands: Sequence[Type]) -> bool:
+    def _is_right(self, op: Op, key: str, value: Attr, operands: Sequence[Type]) -> bool:
         """Whether the names in an attribute exist, and its value is in range."""
         match key:
             case "work":
@@ -84,15 +86,15 @@ class Ops(Checker):
                 shared = ({*type.dims} for type in operands if type.differentiable)
                 return _distinct(op.names("over"), set[str].intersection(*shared))
             case "axes":
-                return self._right_axes(op, operands)
+                return self._are_right_axes(op, operands)
             case "bucket" if value not in self._buckets:
                 return False
             case "bucket":
                 return self._fits(op, self._buckets[str(value)], operands)
             case _:
-                return self._right_value(key, value)
+                return self._is_right_value(key, value)
 
-    def _right_axes(self, op: Op, operands: Sequence[Type]) -> bool:
+    def _are_right_axes(self, op: Op, operands: Sequence[Type]) -> bool:
         """Whether a coercion's axes exist, and its ends are placements of its operand."""
         axes, (source, target) = op.names("axes"), ends(op)
         if not axes or not _distinct(axes, self.axes):
@@ -104,7 +106,7 @@ class Ops(Checker):
                 return False
         return (source.kind, target.kind) in COERCIONS and source != target
 
-    def _right_value(self, key: str, value: Attr) -> bool:
+    def _is_right_value(self, key: str, value: Attr) -> bool:
         """Whether an attribute's value is one of the program's, or in range."""
         match key:
             case "dtype":

@@ -42,7 +42,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
 class Regions(Checker):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self._bound = {param.name for param in program.stored}
+        self._bound = {param.name for param in program.params_and_buffers}
         self._ops = Ops(program)
         self._params = {param.name: param.type for param in program.params}
         self._depth = 0
@@ -53,7 +53,7 @@ class Regions(Checker):
         region = self.program.region
         kind = "step" if self.program.after in STEP_PASSES else "model"
         assert region.kind == kind, f"a program after this pass is a {kind}, not a {region.kind}"
-        self.region(region, {param.name: param.type for param in self.program.stored})
+        self.region(region, {param.name: param.type for param in self.program.params_and_buffers})
         lasts = all(end.leave is Leave.LAST for end in region.yields)
         assert lasts, f"a {kind} yields last values"
         assert not region.results, f"a {kind} has results"
@@ -160,7 +160,7 @@ class Regions(Checker):
         inner, pipeline = here[end.name], self.program.pipeline
         expected = inner
         if end.leave is Leave.STACK:
-            expected = inner.stacked(region.dim)
+            expected = inner.stack_along(region.dim)
         if region.kind == MICROBATCHES and pipeline and pipeline.axis in dict(result.type.places):
             # each rank has the sum of its own stages
             places = dict(inner.places) | {pipeline.axis: PARTIAL}

@@ -17,7 +17,7 @@ from ...frontend.sharding import HOW, ZERO
 from ...ir import STATES
 from ...ops import OPS, Attribute, OpDef
 from .document import Document
-from .hover import op_named, takes
+from .hover import find_op, takes
 from .mentions import DECLARING, SECTIONS, Kind, part_of
 from .moved import offset
 from .words import AXES, FUNCTIONS, INITIAL, ITEMS, MEANINGS, STATEMENTS, WORDS
@@ -64,7 +64,7 @@ def call_at(document: Document, line: int, column: int) -> tuple[OpDef, list[str
     for frame in reversed(_frames(text[: offset(text, line, column)]) or ()):
         if frame.opens != "(" or not frame.before:
             continue
-        entry = op_named(frame.before[-1])
+        entry = find_op(frame.before[-1])
         if entry:
             words = signature(entry).partition("(")[2][:-1].split(", ")
             return entry, words, _argument(frame.words, words)
@@ -140,14 +140,14 @@ class _Here:
         elif section == "use":
             yield from self._sections("dims", "const", "mesh", "shard", "names")
         elif self._last == "=":
-            yield from self._named(Kind.DIM, Kind.CONST)
+            yield from self._names_of_kinds(Kind.DIM, Kind.CONST)
         else:
-            yield from self._named(DECLARING[section])
+            yield from self._names_of_kinds(DECLARING[section])
 
     def _in_model(self) -> Iterator[Item]:
         """Statements, and what follows their first words."""
         if self._last in ("repeat", "to"):
-            yield from self._named(Kind.DIM)
+            yield from self._names_of_kinds(Kind.DIM)
         elif self._last == "~":
             for word in INITIAL:
                 yield Item(word, Kind.OP, doc=FUNCTIONS[word])
@@ -166,7 +166,7 @@ class _Here:
         for name, settings in SECTIONS.items():
             yield Item(name, Kind.SECTION, doc=cleandoc(settings.__doc__ or ""))
 
-    def _named(self, *kinds: Kind) -> Iterator[Item]:
+    def _names_of_kinds(self, *kinds: Kind) -> Iterator[Item]:
         """The names of the last text that was a plan."""
         program = self._document.facts.program if self._document.facts else self._document.model
         sizes = dict[str, str]()
@@ -175,11 +175,11 @@ class _Here:
             sizes |= {axis.name: f"{axis.size:,}" for axis in program.axes}
         for mention in self._document.mentions:
             if mention.kind in kinds:
-                detail = sizes.get(mention.name, mention.kind.said)
+                detail = sizes.get(mention.name, mention.kind.words)
                 yield Item(mention.name, mention.kind, detail)
 
     def _in_expression(self) -> Iterator[Item]:
-        yield from self._named(Kind.VALUE, Kind.PARAM, Kind.CONST, Kind.OP)
+        yield from self._names_of_kinds(Kind.VALUE, Kind.PARAM, Kind.CONST, Kind.OP)
         for entry in OPS.values():
             if entry.user_visible:
                 yield Item(entry.plan_name, Kind.OP, signature(entry), entry.doc)
@@ -191,14 +191,14 @@ class _Here:
             yield from self._in_settings(settings, name)
             return
         attributes = dict[str, Attribute]()
-        entry = op_named(name)
+        entry = find_op(name)
         for attribute in entry.attributes if entry else ():
             if not attribute.implied:
                 attributes[attribute.name] = attribute
         if self._last == "=" and (attribute := attributes.get(self._key)):
             for choice in attribute.choices:
                 yield Item(choice, Kind.WORD)
-            yield from self._named(Kind.DIM if attribute.dims else Kind.CONST)
+            yield from self._names_of_kinds(Kind.DIM if attribute.dims else Kind.CONST)
             return
         for attribute in attributes.values():
             detail = ", ".join(attribute.choices) or attribute.dims
@@ -210,7 +210,7 @@ class _Here:
         if self._settings:
             yield Item(STDLIB, Kind.WORD, doc="the source of Python's standard library")
         else:
-            yield from self._named(Kind.DIM)
+            yield from self._names_of_kinds(Kind.DIM)
 
     def _in_rules(self, section: str) -> Iterator[Item]:
         """Dims or state, `over`, axes, and how."""
@@ -225,7 +225,7 @@ class _Here:
             for word in HOW[self._last]:
                 yield Item(word, Kind.WORD)
         elif start >= 0 and words[start] == "over" and not following:
-            yield from self._named(Kind.AXIS)
+            yield from self._names_of_kinds(Kind.AXIS)
         else:
             is_after_axes = start >= 0 and following == [self._last]
             yield from self._in_rule(section, is_after_axes)
@@ -238,7 +238,7 @@ class _Here:
             if is_after_axes:
                 for word in HOW:
                     yield Item(word, Kind.WORD)
-            yield from self._named(Kind.DIM)
+            yield from self._names_of_kinds(Kind.DIM)
         else:
             for word in (*STATES, ZERO):
                 yield Item(word, Kind.WORD)
@@ -266,13 +266,13 @@ class _Here:
 
 
 def _doc(field: Field) -> str:
-    return cleandoc(field.what.of.__doc__ or "") if isinstance(field.what, Part) else ""
+    return cleandoc(field.what.section_class.__doc__ or "") if isinstance(field.what, Part) else ""
 
 
 def _values(field: Field) -> Iterator[Item]:
     """The words that a setting takes."""
     if isinstance(field.what, Part):
-        for word in heading_of(field.what.of)[1] or ():
+        for word in heading_of(field.what.section_class)[1] or ():
             yield Item(word, Kind.WORD, doc=_doc(field))
     elif field.key == "gpu":
         for word in GPUS:

@@ -13,7 +13,7 @@ from .mentions import Kind
 
 
 @frozen
-class Told:
+class ShownDiagnostic:
     """A diagnostic at a place of the document, with all of its words."""
 
     of: Diagnostic
@@ -22,28 +22,31 @@ class Told:
     notes: tuple[Note, ...]
 
 
-def told(document: Document) -> list[Told]:
+def get_shown_diagnostics(document: Document) -> list[ShownDiagnostic]:
     """The mistakes and warnings of a document.
 
     A diagnostic in a file that the document uses is at the place that names the file.
     """
-    return [_told(document, diagnostic) for diagnostic in (*document.mistakes, *document.later)]
+    return [
+        _to_shown_diagnostic(document, diagnostic)
+        for diagnostic in (*document.mistakes, *document.compile_diagnostics)
+    ]
 
 
-def _told(document: Document, diagnostic: Diagnostic) -> Told:
+def _to_shown_diagnostic(document: Document, diagnostic: Diagnostic) -> ShownDiagnostic:
     notes = tuple(note for note in diagnostic.notes if note.span)
     span = diagnostic.span
     if span.path != document.source.path:
         notes = (Note(span, diagnostic.label or diagnostic.message), *notes)
         span = _use(document)
-    return Told(diagnostic, span, full_text(diagnostic), notes)
+    return ShownDiagnostic(diagnostic, span, full_text(diagnostic), notes)
 
 
 def _use(document: Document) -> Span:
     """The first place that names another file."""
     for mention in document.mentions:
         if mention.kind is Kind.FILE:
-            return document.here(mention.span) or document.source.whole()
+            return document.to_current_span(mention.span) or document.source.whole()
     return document.source.whole()
 
 
@@ -52,13 +55,13 @@ class Action:
     """An edit that an editor offers for a diagnostic."""
 
     title: str
-    of: Told
+    diagnostic: ShownDiagnostic
     fix: Fix
 
 
 def actions(document: Document, first: int, last: int) -> Iterator[Action]:
     """The edits for diagnostics in the lines from `first` to `last`."""
-    for diagnostic in told(document):
+    for diagnostic in get_shown_diagnostics(document):
         span = diagnostic.span
         if span.line > last or max(span.end_line, span.line) < first:
             continue

@@ -21,7 +21,7 @@ from ...analysis.time.op_rows import OpRow, op_rows
 from ...analysis.time.step import step_time
 from ...config.settings import Train
 from ...frontend import resolve
-from ...frontend.load_plan import opened
+from ...frontend.load_plan import open_used_file
 from ...frontend.validate import validate
 from ...ir import Op, Program
 from ...passes import lower
@@ -30,11 +30,11 @@ from ...reports.lints import advice
 from ...syntax import tree
 from ...syntax.diagnostics import Diagnostic, PlanError
 from ...syntax.limits import Reader, load
-from ...syntax.parser import read_plan
+from ...syntax.parser import parse_with_mistakes
 from ...syntax.source import Source, Span, is_ir
 from .mentions import Mention, mentions
-from .moved import Moved
-from .sent import Ranks, of_ranks
+from .moved import TextChange
+from .sent import Ranks, get_collectives_by_rank
 
 PLACED = "insert_collectives"
 """The pass after which each value that a plan names has its placement."""
@@ -90,7 +90,7 @@ class Facts:
     model: Program
     placed: Program
     program: Program
-    sent: Ranks
+    collectives_by_rank: Ranks
     memory: Account
     timing: "Timing | None" = None
     warnings: tuple[Diagnostic, ...] = ()
@@ -116,17 +116,17 @@ class Timing:
     """The time of a step on its GPU, computed when a hover asks for it."""
 
     _program: Program
-    _on: Hardware
+    _gpu: Hardware
 
     @cached_property
     def step(self) -> StepTime:
         """The time of the step."""
-        return step_time(self._program, self._on)
+        return step_time(self._program, self._gpu)
 
     @cached_property
     def rows(self) -> tuple[OpRow, ...]:
         """The time of each op."""
-        return tuple(op_rows(self._program, self._on, self.step.rank))
+        return tuple(op_rows(self._program, self._gpu, self.step.rank))
 
 
 @frozen
@@ -171,16 +171,16 @@ class Document:
         return self.syntax.mentions if self.syntax else ()
 
     @cached_property
-    def _moved(self) -> "Moved":
+    def _change(self) -> "TextChange":
         """From the text of the syntax to the text as it is now."""
         assert self.syntax, "lsp: a place without syntax"
-        return Moved(self.syntax.source, self.source)
+        return TextChange(self.syntax.source, self.source)
 
     def mention(self, line: int, column: int) -> Mention | None:
         """The name at a place of the text as it is now, by the last text that was a plan."""
         if not self.syntax:
             return None
-        place = self._moved.before(line, column)
+        place = self._change.before(line, column)
         if not place:
             return None
         for mention in self.syntax.mentions:
@@ -188,7 +188,7 @@ class Document:
                 return mention
         return None
 
-    def of_file(self, source: Source) -> "Document | None":
+    def get_view_from_file(self, source: Source) -> "Document | None":
         """This plan as seen from a file that it uses; None where it uses no file with this text."""
         plans = self.plans
         for plan in plans:
@@ -206,21 +206,21 @@ class Document:
             last_compiled=None,
         )
 
-    def here(self, span: Span) -> Span | None:
+    def to_current_span(self, span: Span) -> Span | None:
         """Where a span of the last syntax is in the text as it is now.
 
         None where an edit removed it.
         """
-        return span if span.path != self.source.path else self._moved.after(span)
+        return span if span.path != self.source.path else self._change.after(span)
 
     @property
-    def later(self) -> Iterator[Diagnostic]:
+    def compile_diagnostics(self) -> Iterator[Diagnostic]:
         """The mistakes and warnings of the last compile, at their places now.
 
         A diagnostic whose place an edit removed is left out.
         """
         source, diagnostics = self.last_compiled or (self.source, ())
-        moved = Moved(source, self.source)
+        moved = TextChange(source, self.source)
         for diagnostic in diagnostics:
             span: Span | None = diagnostic.span
             if diagnostic.span.path == source.path == self.source.path:
@@ -228,11 +228,11 @@ class Document:
             if span:
                 yield evolve(diagnostic, span=span)
 
-    def of_facts(self, span: Span) -> Span | None:
+    def to_facts_span(self, span: Span) -> Span | None:
         """Where a span of the last syntax was in the text of the facts."""
         if not (self.facts and self.syntax) or span.path != self.facts.source.path:
             return span
-        return Moved(self.facts.source, self.syntax.source).back(span)
+        return TextChange(self.facts.source, self.syntax.source).back(span)
 
 
 def same_file(one: str, other: str) -> bool:
@@ -248,7 +248,7 @@ def source_of(plan: tree.Plan) -> Source:
 # ---- at once
 
 
-def typed(before: Document | None, source: Source, read: Reader = load) -> Document:
+def parse_document(before: Document | None, source: Source, read: Reader = load) -> Document:
     """The document with this text: its syntax and its mistakes."""
     before = before or Document(source)
     if is_ir(source.text):
@@ -273,7 +273,7 @@ def is_whole(source: Source) -> bool:
 
     Raises PlanError where it is beyond the limits of a plan.
     """
-    return not read_plan(source).mistakes
+    return not parse_with_mistakes(source).mistakes
 
 
 def syntax_of(source: Source, read: Reader) -> Syntax:
@@ -288,16 +288,16 @@ def _files(source: Source, read: Reader) -> Iterator[tree.Plan]:
     seen, pending = {source.path}, [source]
     while pending:
         current = pending.pop(0)
-        plan = read_plan(current).plan
+        plan = parse_with_mistakes(current).plan
         yield plan
         for use in plan.items:
             if not isinstance(use, tree.Use):
                 continue
             with suppress(PlanError):
-                used = opened(use, current, read)
+                used = open_used_file(use, current, read)
                 if used.path not in seen:
                     seen.add(used.path)
-                    read_plan(used)
+                    parse_with_mistakes(used)
                     pending.append(used)
 
 
@@ -308,7 +308,7 @@ class Overtaken(Exception):
     """The text has changed, so that the result of the compile is of no use."""
 
 
-def compiled(document: Document, is_stale: Callable[[], bool] = lambda: False) -> Document:
+def compile_document(document: Document, is_stale: Callable[[], bool] = lambda: False) -> Document:
     """The document with the facts of its step and all of its warnings, or with the mistakes that
     the passes report.
 
@@ -336,7 +336,16 @@ def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Fact
     gpu, memory = hardware(program), account(program)
     timing = Timing(program, gpu) if gpu else None
     warnings = tuple(_warnings(source, program, memory))
-    return Facts(source, model, placed[-1], program, of_ranks(program), memory, timing, warnings)
+    return Facts(
+        source,
+        model,
+        placed[-1],
+        program,
+        get_collectives_by_rank(program),
+        memory,
+        timing,
+        warnings,
+    )
 
 
 def _warnings(source: Source, program: Program, memory: Account) -> Iterator[Diagnostic]:
@@ -375,9 +384,9 @@ def _keep_their_places(document: Document, facts: Facts) -> bool:
     both texts.
     """
     path = document.source.path
-    if any(document.of_facts(mention.span) is None for mention in document.mentions):
+    if any(document.to_facts_span(mention.span) is None for mention in document.mentions):
         return False
-    moved = Moved(facts.source, document.source)
+    moved = TextChange(facts.source, document.source)
     for warning in facts.warnings:
         for span in (warning.span, *(note.span for note in warning.notes)):
             if span and span.path == path and moved.after(span) != span:

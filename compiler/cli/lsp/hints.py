@@ -5,8 +5,8 @@ from pathlib import PurePath
 
 from .document import Document
 from .mentions import Mention
-from .moved import Moved
-from .sent import Sent, sent
+from .moved import TextChange
+from .sent import CollectiveGroup, find_collectives
 
 LEAST = 1024
 """The least bytes of a collective that is shown."""
@@ -22,18 +22,18 @@ def hints(document: Document, first: int, last: int) -> Iterator[tuple[int, str]
     if not facts:
         return
     path, name = document.source.path, PurePath(document.source.path).name
-    moved = Moved(facts.source, document.source) if path == facts.source.path else None
+    moved = TextChange(facts.source, document.source) if path == facts.source.path else None
     prefix = f"{name}:"
     numbers = set[int]()
-    for rank in facts.sent:
+    for rank in facts.collectives_by_rank:
         for collective in rank:
             if collective.bytes >= LEAST and collective.line.startswith(prefix):
                 numbers.add(int(collective.line.removeprefix(prefix)))
     for number in sorted(numbers):
         place = moved.now(number) if moved else number
         if place and first <= place <= last:
-            collectives = sent(
-                facts.sent,
+            collectives = find_collectives(
+                facts.collectives_by_rank,
                 lambda collective, line=f"{prefix}{number}": (
                     collective.line == line and collective.bytes >= LEAST
                 ),
@@ -41,7 +41,7 @@ def hints(document: Document, first: int, last: int) -> Iterator[tuple[int, str]
             yield place, " · ".join(map(_short, collectives))
 
 
-def _short(collectives: Sent) -> str:
+def _short(collectives: CollectiveGroup) -> str:
     """For instance `bwd reduce_scatter tp 256.0 MiB × 126`."""
     where = BACKWARD.get(collectives.where, "")
     return f"{where}{collectives.op} {'×'.join(collectives.axes)} {collectives}"
@@ -53,7 +53,7 @@ def colours(document: Document) -> Iterator[Mention]:
     for mention in document.mentions:
         if mention.span.path != path:
             continue
-        span = document.here(mention.span)
+        span = document.to_current_span(mention.span)
         if span and span.start >= end:
             end = (span.end_line, span.end_column)
             yield Mention(mention.kind, mention.name, span, mention.binds)

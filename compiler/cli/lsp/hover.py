@@ -14,7 +14,7 @@ from ...analysis.memory import capacity
 from ...analysis.time.op_rows import OpRow
 from ...analysis.time.prices import EXPOSED
 from ...config.fields import Field, Part, Settings, fields_of
-from ...config.units import amount, counted
+from ...config.units import amount, count_words
 from ...frontend.calls import signature
 from ...frontend.routes import CALL
 from ...ir import (
@@ -40,7 +40,7 @@ from ...syntax.source import Span
 from .document import Document, Facts
 from .mentions import Kind, Mention
 from .moved import offset
-from .sent import sent
+from .sent import find_collectives
 from .words import MEANINGS, WORDS
 
 Lines = Iterator[str]
@@ -59,8 +59,8 @@ def hover(document: Document, line: int, column: int) -> Hover | None:
     mention = document.mention(line, column)
     if not mention:
         return _keyword(document, line, column)
-    text = "\n\n".join(filter(None, _said(document, mention)))
-    span = document.here(mention.span)
+    text = "\n\n".join(filter(None, _hover_lines(document, mention)))
+    span = document.to_current_span(mention.span)
     return Hover(span, text) if text and span else None
 
 
@@ -74,7 +74,7 @@ def _keyword(document: Document, line: int, column: int) -> Hover | None:
     return None
 
 
-def _said(document: Document, mention: Mention) -> Lines:
+def _hover_lines(document: Document, mention: Mention) -> Lines:
     match mention.kind:
         case Kind.VALUE | Kind.PARAM if document.facts or document.model:
             yield from _tensor(document, mention)
@@ -88,13 +88,13 @@ def _said(document: Document, mention: Mention) -> Lines:
                 yield from _dim(document.model, mention.name)
         case Kind.AXIS if document.facts:
             yield from _axis(document.facts, mention.name)
-        case Kind.OP | Kind.WORD if entry := op_named(mention.name):
+        case Kind.OP | Kind.WORD if entry := find_op(mention.name):
             yield f"```\n{signature(entry)}\n```"
             if document.facts:
-                yield from _of_call(document, document.facts, mention, entry)
+                yield from _call_lines(document, document.facts, mention, entry)
             yield entry.doc
         case Kind.MODEL | Kind.FILE if document.facts:
-            yield from _whole(document.facts)
+            yield from _plan_lines(document.facts)
         case _:
             yield from _by_syntax(document, mention)
 
@@ -104,19 +104,19 @@ def _tensor(document: Document, mention: Mention) -> Lines:
     facts = document.facts
     if not facts:
         if document.model:
-            yield from _unplaced(document, document.model, mention)
+            yield from _unplaced_lines(document, document.model, mention)
     elif mention.kind is Kind.VALUE:
-        yield from _of_value(document, facts, mention)
+        yield from _value_lines(document, facts, mention)
     else:
         for param in _params(document, facts.program, mention.name):
-            yield from _of_param(facts, param)
+            yield from _param_lines(facts, param)
 
 
 def _by_syntax(document: Document, mention: Mention) -> Lines:
     """A name that needs no program."""
-    owner = mention.of
+    owner = mention.owner
     match mention.kind:
-        case Kind.ARGUMENT | Kind.WORD if isinstance(owner, str) and (entry := op_named(owner)):
+        case Kind.ARGUMENT | Kind.WORD if isinstance(owner, str) and (entry := find_op(owner)):
             yield f"```\n{signature(entry)}\n```"
             yield entry.doc
         case Kind.OP if declaration := _declaration(document, mention.name):
@@ -129,7 +129,7 @@ def _by_syntax(document: Document, mention: Mention) -> Lines:
             yield MEANINGS.get(mention.name, "")
 
 
-def op_named(name: str) -> OpDef | None:
+def find_op(name: str) -> OpDef | None:
     """The op that a plan calls by this name."""
     for entry in OPS.values():
         if entry.user_visible and entry.plan_name == name:
@@ -168,7 +168,7 @@ def _constants(document: Document) -> Iterator[tree.Section]:
                         yield part
 
 
-def _whole(facts: Facts) -> Lines:
+def _plan_lines(facts: Facts) -> Lines:
     """The plan as a whole: its size, its memory, its time."""
     yield f"{headline(facts.program)}, {tokens(facts.program)}"
     room = capacity(facts.program)
@@ -203,9 +203,9 @@ def takes(field: Field) -> str:
 # ---- values
 
 
-def _of_value(document: Document, facts: Facts, mention: Mention) -> Lines:
+def _value_lines(document: Document, facts: Facts, mention: Mention) -> Lines:
     name, binds = mention.name, mention.binds
-    span = document.of_facts(mention.span)
+    span = document.to_facts_span(mention.span)
     if not span:
         return
     placed = value_at(facts.placed.region, name, span, binds)
@@ -214,12 +214,12 @@ def _of_value(document: Document, facts: Facts, mention: Mention) -> Lines:
         return
     yield f"```\n{name}: {print_type(value.type)}\n```"
     if placed:
-        yield from _made(facts, placed)
+        yield from _placed_value_lines(facts, placed)
     else:
         yield "no rank holds it by itself: it is part of a larger op"
 
 
-def _unplaced(document: Document, model: Program, mention: Mention) -> Lines:
+def _unplaced_lines(document: Document, model: Program, mention: Mention) -> Lines:
     """The dims of a name where no step is known."""
     param = next(_params(document, model, mention.name), None)
     named = param or value_at(model.region, mention.name, mention.span, mention.binds)
@@ -227,18 +227,18 @@ def _unplaced(document: Document, model: Program, mention: Mention) -> Lines:
         yield f"```\n{mention.name}: [{', '.join(named.type.dims)}]\n```"
 
 
-def _of_call(document: Document, facts: Facts, mention: Mention, entry: OpDef) -> Lines:
+def _call_lines(document: Document, facts: Facts, mention: Mention, entry: OpDef) -> Lines:
     """The result of a call, which may have no name."""
-    span = document.of_facts(mention.span)
+    span = document.to_facts_span(mention.span)
     place = span and (entry.name, span.path, span.start)
     for op in facts.placed.ops:
         if (op.kind, op.span.path, op.span.start) == place:
             yield f"gives `{print_type(op.outputs[0].type)}`"
-            yield from _made(facts, op.outputs[0])
+            yield from _placed_value_lines(facts, op.outputs[0])
             return
 
 
-def _made(facts: Facts, value: Value) -> Lines:
+def _placed_value_lines(facts: Facts, value: Value) -> Lines:
     """All that is known of a value with a placement."""
     yield _on_a_rank(facts.placed, value.type)
     saved = [tensor for tensor in facts.memory.kept if tensor.what == value.name]
@@ -250,7 +250,7 @@ def _made(facts: Facts, value: Value) -> Lines:
     if maker:
         line = str(maker.span)
         yield from _seconds(facts, maker)
-        yield _sent(facts, lambda collective: collective.line == line)
+        yield _collective_lines(facts, lambda collective: collective.line == line)
 
 
 def value_at(region: Region, name: str, place: Span, binds: bool) -> Value | None:
@@ -297,20 +297,20 @@ def _seconds(facts: Facts, maker: Op) -> Lines:
     if facts.step and forward:
         step = seconds(facts.step.seconds)
         yield (
-            f"`{maker.kind}` takes {_summed(forward)} of the {step} of a step,"
-            f" backward of {maker.span} {_summed(backward)}"
+            f"`{maker.kind}` takes {_total_time(forward)} of the {step} of a step,"
+            f" backward of {maker.span} {_total_time(backward)}"
         )
 
 
-def _summed(rows: Sequence[OpRow]) -> str:
-    return seconds(sum(sum(row.taken.values()) for row in rows))
+def _total_time(rows: Sequence[OpRow]) -> str:
+    return seconds(sum(sum(row.all_seconds.values()) for row in rows))
 
 
-def _sent(facts: Facts, wanted: Callable[[Collective], bool]) -> str:
+def _collective_lines(facts: Facts, wanted: Callable[[Collective], bool]) -> str:
     """A list, for instance of `all_gather` over tp, 32.0 MiB × 126, forward, 37.4 ms."""
     seconds_by_name = {row.name: sum(row.sends.values()) for row in facts.rows}
     lines = list[str]()
-    for alike in sent(facts.sent, wanted):
+    for alike in find_collectives(facts.collectives_by_rank, wanted):
         line = f"- `{alike.op}` over {' × '.join(alike.axes)}, {alike}, {alike.where}"
         if alike.values <= seconds_by_name.keys():
             time = sum(seconds_by_name[name] for name in alike.values)
@@ -328,17 +328,17 @@ def _params(document: Document, program: Program, name: str) -> Iterator[Param]:
     place = None
     for mention in document.mentions:
         if mention.binds and (mention.kind, mention.name) == (Kind.PARAM, name):
-            place = document.of_facts(mention.span)
+            place = document.to_facts_span(mention.span)
             break
-    for param in program.stored:
+    for param in program.params_and_buffers:
         is_there = place and (param.span.path, param.span.start) == (place.path, place.start)
         if param.name == name or is_there:
             yield param
 
 
-def _of_param(facts: Facts, param: Param) -> Lines:
+def _param_lines(facts: Facts, param: Param) -> Lines:
     program, name = facts.program, param.name
-    elements = counted(prod(map(program.valid, param.type.dims)), "element")
+    elements = count_words(prod(map(program.valid, param.type.dims)), "element")
     yield f"```\n{name}: {print_type(param.type)}\n```"
     yield f"{elements}; {_on_a_rank(program, param.type)}"
     for bucket in program.buckets:
@@ -356,9 +356,9 @@ def _bucket(facts: Facts, bucket: Bucket) -> Lines:
             break
     if bucket.shard_axes:
         shared = f", shared out over {' × '.join(bucket.shard_axes)}"
-    others = counted(len(bucket.params) - 1, "other")
+    others = count_words(len(bucket.params) - 1, "other")
     yield f"in bucket `{bucket.name}` with {others}{state}{shared}"
-    yield _sent(facts, lambda collective: collective.bucket == bucket.name)
+    yield _collective_lines(facts, lambda collective: collective.bucket == bucket.name)
 
 
 def _dim(program: Program, name: str) -> Lines:
@@ -382,10 +382,12 @@ def _axis(facts: Facts, name: str) -> Lines:
     dims = dict.fromkeys(claim.dim for claim in program.claims if claim.axis in names)
     if dims:
         yield f"shards {listing(dims)}"
-    collectives = sent(facts.sent, lambda collective: not names.isdisjoint(collective.axes))
+    collectives = find_collectives(
+        facts.collectives_by_rank, lambda collective: not names.isdisjoint(collective.axes)
+    )
     count = sum(alike.count for alike in collectives)
     bytes = amount(sum(alike.bytes for alike in collectives))
-    yield f"{counted(count, 'collective')} of a step, into which a rank puts {bytes}"
+    yield f"{count_words(count, 'collective')} of a step, into which a rank puts {bytes}"
     if facts.step:
         sends = [time for among, time in facts.step.sent.items() if not names.isdisjoint(among)]
         waits = list[float]()

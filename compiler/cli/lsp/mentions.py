@@ -42,13 +42,13 @@ class Kind(Enum):
     FILE = "file", "string", "File"
 
     def __init__(self, said: str, token: str, item: str) -> None:
-        self.said, self.token, self.item = said, token, item
+        self.words, self.token, self.item = said, token, item
 
 
-RENAMED = (Kind.DIM, Kind.AXIS, Kind.CONST, Kind.VALUE, Kind.PARAM, Kind.INDEX)
+RENAMABLE = (Kind.DIM, Kind.AXIS, Kind.CONST, Kind.VALUE, Kind.PARAM, Kind.INDEX)
 """The kinds of names that are the author's own."""
 
-Of = type[Settings] | str | None
+Owner = type[Settings] | str | None
 
 
 @frozen
@@ -63,7 +63,7 @@ class Mention:
     name: str
     span: Span
     binds: bool = False
-    of: Of = field(default=None, repr=False)
+    owner: Owner = field(default=None, repr=False)
 
     def is_at(self, path: str, line: int, column: int) -> bool:
         """Whether it is at a place, or ends there."""
@@ -76,10 +76,10 @@ def mentions(plans: Sequence[tree.Plan]) -> tuple[Mention, ...]:
     names = list[Mention]()
     for plan in plans:
         for item in plan.items:
-            names += _of(item, None)
+            names += _mentions_in(item, None)
     kinds: dict[str, Kind] = dict.fromkeys(("batch", "seq", "microbatches"), Kind.DIM)
     for mention in names:
-        if mention.binds and mention.kind is not Kind.AXIS and mention.kind in RENAMED:
+        if mention.binds and mention.kind is not Kind.AXIS and mention.kind in RENAMABLE:
             kinds[mention.name] = mention.kind
     for index, mention in enumerate(names):
         if mention.kind is Kind.WORD:
@@ -94,7 +94,7 @@ def _kind(word: Mention, kinds: Mapping[str, Kind]) -> Kind:
     Among settings, words of the language come before names of the plan, except for dims.
     """
     kind = kinds.get(word.name, Kind.WORD)
-    return kind if kind is Kind.DIM or not isinstance(word.of, type) else Kind.WORD
+    return kind if kind is Kind.DIM or not isinstance(word.owner, type) else Kind.WORD
 
 
 ROLES: dict[tuple[type, str], tuple[Kind, bool]] = {
@@ -124,11 +124,11 @@ DECLARING = {"dims": Kind.DIM, "const": Kind.CONST, "mesh": Kind.AXIS, "names": 
 """The sections whose keys are the author's own names."""
 
 
-def _of(node: Any, owner: Of) -> Iterator[Mention]:
+def _mentions_in(node: Any, owner: Owner) -> Iterator[Mention]:
     """The names in a node of a section or call `owner`."""
     match node:
         case tree.Name(name=name):
-            yield Mention(Kind.WORD, name, node.span, of=owner)
+            yield Mention(Kind.WORD, name, node.span, owner=owner)
         case tree.Use():
             yield from _use(node)
         case tree.UserOp(name=name):
@@ -150,50 +150,50 @@ def _of(node: Any, owner: Of) -> Iterator[Mention]:
 def _use(use: tree.Use) -> Iterator[Mention]:
     yield Mention(Kind.FILE, use.path.value, use.path.span)
     for section in use.sections:
-        for mention in _of(section, None):
+        for mention in _mentions_in(section, None):
             # the file binds the names, and the section overrides their values
             yield evolve(mention, binds=mention.binds and mention.kind is Kind.AXIS)
 
 
-def _call(call: tree.Call, owner: Of) -> Iterator[Mention]:
+def _call(call: tree.Call, owner: Owner) -> Iterator[Mention]:
     if isinstance(owner, type):
-        yield Mention(Kind.WORD, call.name.name, call.name.span, of=owner)
+        yield Mention(Kind.WORD, call.name.name, call.name.span, owner=owner)
         yield from _fields(call, owner, leaving="name")
     else:
         yield from _fields(call, call.name.name)
 
 
-def _rule(rule: tree.Rule, owner: Of) -> Iterator[Mention]:
+def _rule(rule: tree.Rule, owner: Owner) -> Iterator[Mention]:
     for dim in rule.dims:
         if dim.span.words == dim.name:  # `zero 1` means dims that it does not name
             yield Mention(Kind.WORD, dim.name, dim.span)
     yield from _fields(rule, owner, leaving="dims")
 
 
-def _in_section(section: tree.Section, owner: Of) -> Iterator[Mention]:
+def _in_section(section: tree.Section, owner: Owner) -> Iterator[Mention]:
     kind = section.kind
     declared = DECLARING.get(kind.name)
     if declared:
         yield Mention(Kind.SECTION, kind.name, kind.span)
         for entry in section.entries:
-            yield from _declared(entry, declared)
+            yield from _mentions_in_declaration(entry, declared)
     elif isinstance(owner, type):
         yield from _section(section, part_of(owner, kind.name))
     else:
         yield from _section(section, SECTIONS.get(kind.name))
 
 
-def _setting(setting: tree.Setting, owner: Of) -> Iterator[Mention]:
+def _setting(setting: tree.Setting, owner: Owner) -> Iterator[Mention]:
     key = setting.key
     if isinstance(owner, type):
-        yield Mention(Kind.SETTING, key.name, key.span, of=owner)
-        yield from _of(setting.value, part_of(owner, key.name) or owner)
+        yield Mention(Kind.SETTING, key.name, key.span, owner=owner)
+        yield from _mentions_in(setting.value, part_of(owner, key.name) or owner)
     else:
-        yield Mention(Kind.ARGUMENT, key.name, key.span, of=owner)
-        yield from _of(setting.value, owner)
+        yield Mention(Kind.ARGUMENT, key.name, key.span, owner=owner)
+        yield from _mentions_in(setting.value, owner)
 
 
-def _fields(node: Any, owner: Of, leaving: str = "") -> Iterator[Mention]:
+def _fields(node: Any, owner: Owner, leaving: str = "") -> Iterator[Mention]:
     for attribute in attrs.fields(node.__class__):
         value = getattr(node, attribute.name)
         if attribute.name in ("span", leaving):
@@ -204,19 +204,19 @@ def _fields(node: Any, owner: Of, leaving: str = "") -> Iterator[Mention]:
                 kind, binds = role
                 yield Mention(kind, part.name, part.span, binds)
             else:
-                yield from _of(part, owner)
+                yield from _mentions_in(part, owner)
 
 
 def _section(section: tree.Section, settings: type[Settings] | None) -> Iterator[Mention]:
-    yield Mention(Kind.SECTION, section.kind.name, section.kind.span, of=settings)
+    yield Mention(Kind.SECTION, section.kind.name, section.kind.span, owner=settings)
     if section.name:
         kind = Kind.WORD if settings and heading_of(settings)[1] else Kind.SECTION
-        yield Mention(kind, section.name.name, section.name.span, of=settings)
+        yield Mention(kind, section.name.name, section.name.span, owner=settings)
     for entry in section.entries:
-        yield from _of(entry, settings)
+        yield from _mentions_in(entry, settings)
 
 
-def _declared(entry: tree.Entry, kind: Kind) -> Iterator[Mention]:
+def _mentions_in_declaration(entry: tree.Entry, kind: Kind) -> Iterator[Mention]:
     if not isinstance(entry, tree.Setting):
         return
     is_param = kind is Kind.PARAM
@@ -224,7 +224,7 @@ def _declared(entry: tree.Entry, kind: Kind) -> Iterator[Mention]:
     if is_param:
         yield from _in_strings(entry.value)
     else:
-        yield from _of(entry.value, None)
+        yield from _mentions_in(entry.value, None)
 
 
 def _in_strings(value: Any) -> Iterator[Mention]:
@@ -234,12 +234,12 @@ def _in_strings(value: Any) -> Iterator[Mention]:
             for match in re.finditer(r"\{(\w+)\}", span.words):
                 start, end = span.column + match.start(1), span.column + match.end(1)
                 place = Span(span.path, span.line, start, span.line, end, span.text)
-                yield Mention(Kind.WORD, match[1], place, of=Settings)
+                yield Mention(Kind.WORD, match[1], place, owner=Settings)
         case tree.Call(args=args, kwargs=kwargs):
             for argument in (*args, *(setting.value for setting in kwargs)):
                 yield from _in_strings(argument)
         case _:
-            yield from _of(value, None)
+            yield from _mentions_in(value, None)
 
 
 def part_of(settings: type[Settings] | None, key: str) -> type[Settings] | None:
@@ -251,5 +251,5 @@ def part_of(settings: type[Settings] | None, key: str) -> type[Settings] | None:
         return StateGroup
     for setting in fields_of(settings) if settings else ():
         if setting.key == key and isinstance(setting.what, Part):
-            return setting.what.of
+            return setting.what.section_class
     return None

@@ -9,7 +9,7 @@ from ...syntax.source import Source, Span
 
 
 @frozen
-class Moved:
+class TextChange:
     """Two versions of a text that differ in one stretch, as while one types."""
 
     old: Source
@@ -21,8 +21,8 @@ class Moved:
         old, new = self.old.text, self.new.text
         if old == new:
             return len(old), 0
-        start = _common(old, new)
-        return start, _common(old[start:][::-1], new[start:][::-1])
+        start = _common_prefix_length(old, new)
+        return start, _common_prefix_length(old[start:][::-1], new[start:][::-1])
 
     def before(self, line: int, column: int) -> tuple[int, int] | None:
         """The place in the old text, as line and column, of a place of the new text."""
@@ -68,7 +68,7 @@ class Moved:
         return other.span(index, index)
 
 
-def _common(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     """How many characters two texts begin with alike."""
     for index, (character, other_character) in enumerate(zip(one, other, strict=False)):
         if character != other_character:

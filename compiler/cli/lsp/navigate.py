@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from os.path import realpath
 
-from ...frontend.load_plan import used_path
+from ...frontend.load_plan import get_used_path
 from ...syntax import tree
 from ...syntax.diagnostics import PlanError, wrong
 from ...syntax.package_data import SHIPPED
 from ...syntax.source import Span
 from .document import Document, Facts, source_of
-from .mentions import RENAMED, Kind, Mention
+from .mentions import RENAMABLE, Kind, Mention
 
 FROM_SETTINGS = {"seq": "seq", "batch": "microbatch", "microbatches": "global_batch"}
 """The settings that give the dims of the data their sizes."""
@@ -30,17 +30,17 @@ def definition(document: Document, line: int, column: int) -> Span | None:
     if not mention:
         return None
     if mention.kind is Kind.FILE:
-        for path, use in _used(document):
+        for path, use in _used_files(document):
             if use.path.span == mention.span:
                 return Span(path, 1, 1, 1, 1)
         return None
     binding = _binding(document.syntax.mentions, mention)
-    return document.here(binding.span) if binding else None
+    return document.to_current_span(binding.span) if binding else None
 
 
 def _binding(mentions: Sequence[Mention], mention: Mention) -> Mention | None:
     """The mention that gives a name its meaning: for a value, the last one before its use."""
-    bindings = [other for other in mentions if other.binds and _same(other, mention)]
+    bindings = [other for other in mentions if other.binds and _is_same_name(other, mention)]
     if mention.kind is Kind.VALUE:
         for binding in reversed(bindings):
             span = binding.span
@@ -56,16 +56,16 @@ def _binding(mentions: Sequence[Mention], mention: Mention) -> Mention | None:
     return None
 
 
-def _used(document: Document) -> Iterator[tuple[str, tree.Use]]:
+def _used_files(document: Document) -> Iterator[tuple[str, tree.Use]]:
     """The path of each file that a document uses, also by way of another."""
     for plan in document.plans:
         for use in plan.items:
             if isinstance(use, tree.Use):
                 with suppress(PlanError):
-                    yield str(used_path(use, source_of(plan))), use
+                    yield str(get_used_path(use, source_of(plan))), use
 
 
-def _same(one: Mention, other: Mention) -> bool:
+def _is_same_name(one: Mention, other: Mention) -> bool:
     return (one.kind, one.name) == (other.kind, other.name)
 
 
@@ -76,9 +76,9 @@ def references(
     spans: dict[tuple[str, int, int], Span] = {}
     for document in documents:
         for other in document.mentions:
-            if not _same(other, mention) or (other.binds and not binding):
+            if not _is_same_name(other, mention) or (other.binds and not binding):
                 continue
-            span = document.here(other.span)
+            span = document.to_current_span(other.span)
             if span:
                 spans.setdefault((realpath(span.path), *span.start), span)
     return [*spans.values()]
@@ -90,7 +90,7 @@ def users(document: Document, mention: Mention, others: Iterable[Document]) -> l
     binding_paths = {
         other.span.path
         for other in document.syntax.mentions
-        if other.binds and _same(other, mention)
+        if other.binds and _is_same_name(other, mention)
     }
     paths = set(map(realpath, binding_paths or {document.source.path}))
     documents = [document]
@@ -102,13 +102,13 @@ def users(document: Document, mention: Mention, others: Iterable[Document]) -> l
     return documents
 
 
-def renamable(documents: Sequence[Document], mention: Mention) -> list[Span]:
+def find_renamable_spans(documents: Sequence[Document], mention: Mention) -> list[Span]:
     """The places of a name that its author may replace.
 
     Raises PlanError where it cannot be replaced.
     """
     span = mention.span
-    if mention.kind not in RENAMED or mention.name in RESERVED:
+    if mention.kind not in RENAMABLE or mention.name in RESERVED:
         raise wrong(
             "E0215", f"`{mention.name}` is a word of the language", span, "not a name of this plan"
         )
@@ -117,7 +117,7 @@ def renamable(documents: Sequence[Document], mention: Mention) -> list[Span]:
     spans = references(documents, mention)
     shipped = set[str]()
     for document in documents:
-        for path, use in _used(document):
+        for path, use in _used_files(document):
             if use.path.value.startswith(SHIPPED):
                 shipped.add(realpath(path))
     if not shipped.isdisjoint(realpath(span.path) for span in spans):
@@ -125,12 +125,12 @@ def renamable(documents: Sequence[Document], mention: Mention) -> list[Span]:
     return spans
 
 
-def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[Span]:
+def find_rename_spans(documents: Sequence[Document], mention: Mention, name: str) -> list[Span]:
     """The places where a name is to be replaced.
 
     Raises PlanError where it cannot be, or the other name is taken.
     """
-    spans = renamable(documents, mention)
+    spans = find_renamable_spans(documents, mention)
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,63}", name):
         raise wrong("E0215", f"`{name}` cannot be a name", mention.span)
     kinds_by_name = dict[str, Kind]()
@@ -138,15 +138,15 @@ def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[
         for other in document.mentions:
             kinds_by_name[other.name] = other.kind
     kind = kinds_by_name.get(name)
-    if kind in RENAMED:
-        raise wrong("E0207", f"`{name}` is the name of another {kind.said}", mention.span)
+    if kind in RENAMABLE:
+        raise wrong("E0207", f"`{name}` is the name of another {kind.words}", mention.span)
     return spans
 
 
 # ---- the program
 
 
-def emitted(facts: Facts, span: Span) -> tuple[str, list[int]]:
+def find_emitted_lines(facts: Facts, span: Span) -> tuple[str, list[int]]:
     """The text of `train.py`, and the numbers, from 1, of its lines that come from a line of the
     plan.
     """

@@ -62,6 +62,6 @@ def _part(document: Document, node: Node, kind: Kind) -> Iterator[Part]:
     for field in ("sections", "entries", "body", "others"):
         for inner in getattr(node, field, ()):
             inner_parts += _part(document, inner, inner_kind)
-    span, head = document.here(node.span), document.here(head)
+    span, head = document.to_current_span(node.span), document.to_current_span(head)
     if span and head:
         yield Part(name, kind, span, head, tuple(inner_parts))

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ...analysis.collective import Collective
 from ...analysis.communication import collectives, places
-from ...config.units import amount, counted
+from ...config.units import amount, count_words
 from ...ir import Program
 
 Ranks = tuple[tuple[Collective, ...], ...]
@@ -16,7 +16,7 @@ Ranks = tuple[tuple[Collective, ...], ...]
 
 
 @frozen
-class Sent:
+class CollectiveGroup:
     """Collectives of one kind: their results, how many there are in a step, the bytes that a
     rank puts into all.
     """
@@ -32,23 +32,23 @@ class Sent:
     def __str__(self) -> str:
         size, *other_sizes = sorted(self.sizes)
         if other_sizes:
-            return f"{amount(self.bytes)} in {counted(self.count, 'call')}"
+            return f"{amount(self.bytes)} in {count_words(self.count, 'call')}"
         times = f" × {self.count:,}" if self.count > 1 else ""
         return f"{amount(size)}{times}"
 
 
-def of_ranks(program: Program) -> Ranks:
+def get_collectives_by_rank(program: Program) -> Ranks:
     """The collectives of a program after the last pass."""
     return tuple(collectives(program, rank) for rank in places(program))
 
 
-def sent(ranks: Ranks, wanted: Callable[[Collective], bool]) -> list[Sent]:
+def find_collectives(ranks: Ranks, wanted: Callable[[Collective], bool]) -> list[CollectiveGroup]:
     """The wanted collectives of the rank that sends most in them, in the order of their begins."""
     by_rank = [[*filter(wanted, rank)] for rank in ranks]
-    return [*_together(max(by_rank, key=_bytes))]
+    return [*_group_alike(max(by_rank, key=_bytes))]
 
 
-def _together(collectives: Sequence[Collective]) -> Iterator[Sent]:
+def _group_alike(collectives: Sequence[Collective]) -> Iterator[CollectiveGroup]:
     by_kind = dict[tuple[str, tuple[str, ...], str], list[Collective]]()
     for collective in collectives:
         kind = (collective.op, collective.axes, collective.where)
@@ -57,7 +57,7 @@ def _together(collectives: Sequence[Collective]) -> Iterator[Sent]:
         values = frozenset(collective.value for collective in alike)
         sizes = frozenset(collective.bytes for collective in alike)
         count = sum(collective.count for collective in alike)
-        yield Sent(*kind, values, sizes, count, _bytes(alike))
+        yield CollectiveGroup(*kind, values, sizes, count, _bytes(alike))
 
 
 def _bytes(collectives: Sequence[Collective]) -> int:

@@ -26,8 +26,8 @@ from ...syntax.limits import load
 from ...syntax.source import Source, Span
 from . import navigate
 from .complete import call_at, complete
-from .diagnose import Action, actions, told
-from .document import Document, Overtaken, compiled, same_file, syntax_of, typed
+from .diagnose import Action, actions, get_shown_diagnostics
+from .document import Document, Overtaken, compile_document, parse_document, same_file, syntax_of
 from .hints import colours, hints
 from .hover import hover
 from .mentions import Kind, Mention
@@ -59,24 +59,24 @@ class Server(LanguageServer):
         self.folder = folder
         self.documents: dict[str, Document] = {}
         self._uris: dict[str, str] = {}
-        self._told: dict[str, list[lsp.Diagnostic]] = {}
+        self._published: dict[str, list[lsp.Diagnostic]] = {}
         self._pauses: dict[str, asyncio.Task[None]] = {}
         self._compiling = asyncio.Lock()
         for feature, (answer, options) in ANSWERS.items():
-            self.feature(feature, options)(_asked(answer))
+            self.feature(feature, options)(_request_handler(answer))
         for feature, take in {
-            lsp.TEXT_DOCUMENT_DID_OPEN: Server.changed,
-            lsp.TEXT_DOCUMENT_DID_CHANGE: Server.changed,
-            lsp.TEXT_DOCUMENT_DID_CLOSE: Server.closed,
+            lsp.TEXT_DOCUMENT_DID_OPEN: Server.update_document,
+            lsp.TEXT_DOCUMENT_DID_CHANGE: Server.update_document,
+            lsp.TEXT_DOCUMENT_DID_CLOSE: Server.forget_document,
         }.items():
-            self.feature(feature)(_said(take))
+            self.feature(feature)(_notification_handler(take))
 
     @property
     def wire(self) -> Wire:
         """Places as this editor counts them."""
         return Wire(lsp.PositionEncodingKind(self.workspace.position_encoding).value, self._uris)
 
-    def read(self, path: Path, place: Span) -> Source:
+    def load_source(self, path: Path, place: Span) -> Source:
         """A file as the editor has it, or else as it lies on disk.  Raises PlanError."""
         document = self.documents.get(str(path.resolve()))
         if document:
@@ -89,7 +89,7 @@ class Server(LanguageServer):
         if not document or document.facts:
             return document
         for other in reversed(self.documents.values()):
-            view = other.of_file(document.source) if other.facts else None
+            view = other.get_view_from_file(document.source) if other.facts else None
             if view:
                 return view
         return document
@@ -106,27 +106,27 @@ class Server(LanguageServer):
         for path in sorted(paths - self.documents.keys())[:PLANS]:
             with suppress(PlanError):
                 source = load(Path(path))
-                yield Document(source, syntax_of(source, self.read))
+                yield Document(source, syntax_of(source, self.load_source))
 
-    def changed(self, uri: str) -> None:
+    def update_document(self, uri: str) -> None:
         """Takes a new text, publishes at once its mistakes and the mistakes of plans that use it;
         compiles after a pause.
         """
         path = path_of(uri)
         self._uris[path] = uri
-        self._typed(Source(path, self.workspace.get_text_document(uri).source))
-        self._read_anew(path)
+        self._parse(Source(path, self.workspace.get_text_document(uri).source))
+        self._reparse_users(path)
 
-    def _read_anew(self, path: str) -> None:
+    def _reparse_users(self, path: str) -> None:
         """Reads the open plans that use a file."""
         for document in list(self.documents.values()):
             used = document.syntax.plans[1:] if document.syntax else ()
             if any(same_file(plan.span.path, path) for plan in used):
-                self._typed(document.source)
+                self._parse(document.source)
 
-    def _typed(self, source: Source) -> None:
+    def _parse(self, source: Source) -> None:
         path = source.path
-        document = typed(self.documents.get(path), source, self.read)
+        document = parse_document(self.documents.get(path), source, self.load_source)
         self.documents[path] = document
         self._publish(document)
         self._forget_pause(path)
@@ -141,7 +141,7 @@ class Server(LanguageServer):
 
         async with self._compiling:
             try:
-                result = await asyncio.to_thread(compiled, document, is_stale)
+                result = await asyncio.to_thread(compile_document, document, is_stale)
             except Overtaken:
                 return
             except Exception:
@@ -155,7 +155,7 @@ class Server(LanguageServer):
             if workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support:
                 self.workspace_inlay_hint_refresh(None)
 
-    def closed(self, uri: str) -> None:
+    def forget_document(self, uri: str) -> None:
         """Forgets a document, so that the editor shows its mistakes no more.
 
         Open plans that use it read it from disk.
@@ -164,8 +164,8 @@ class Server(LanguageServer):
         self._forget_pause(path)
         if self.documents.pop(path, None):
             self._tell(path, [])
-            del self._told[path], self._uris[path]
-            self._read_anew(path)
+            del self._published[path], self._uris[path]
+            self._reparse_users(path)
 
     def _forget_pause(self, path: str) -> None:
         """Cancels the compile of a document."""
@@ -173,19 +173,21 @@ class Server(LanguageServer):
             pause.cancel()
 
     def _publish(self, document: Document) -> None:
-        self._tell(document.source.path, [*map(self.wire.diagnostic, told(document))])
+        self._tell(
+            document.source.path, [*map(self.wire.diagnostic, get_shown_diagnostics(document))]
+        )
 
     def _tell(self, path: str, diagnostics: list[lsp.Diagnostic]) -> None:
         """Shows the diagnostics of a document, unless the editor shows the same already."""
-        if self._told.get(path) != diagnostics:
-            self._told[path] = diagnostics
+        if self._published.get(path) != diagnostics:
+            self._published[path] = diagnostics
             version = self.workspace.get_text_document(self._uris[path]).version
             self.text_document_publish_diagnostics(
                 lsp.PublishDiagnosticsParams(self._uris[path], diagnostics, version)
             )
 
 
-def _said(take: Callable[[Server, str], None]) -> Callable[[Server, Any], None]:
+def _notification_handler(take: Callable[[Server, str], None]) -> Callable[[Server, Any], None]:
     """The handler of a notification about a document."""
     return lambda ls, params: take(ls, params.text_document.uri)
 
@@ -196,7 +198,7 @@ def _said(take: Callable[[Server, str], None]) -> Callable[[Server, Any], None]:
 Answer = Callable[[Document, Any, Server], object]
 
 
-def _asked(answer: Answer) -> Callable[[Server, Any], object]:
+def _request_handler(answer: Answer) -> Callable[[Server, Any], object]:
     """The handler of a request about a document; the answer is None where it is not open."""
 
     def handle(ls: Server, params: Any) -> object:
@@ -231,14 +233,16 @@ def on_implementation(
     if not document.facts:
         return []
     line, _ = ls.wire.place_of(document.source, params.position)
-    text, numbers = navigate.emitted(document.facts, Span(document.source.path, line, 1, line, 1))
+    text, numbers = navigate.find_emitted_lines(
+        document.facts, Span(document.source.path, line, 1, line, 1)
+    )
     path = ls.folder / Path(document.facts.source.path).stem / "train.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return [ls.wire.location(Span(str(path), number, 1, number, 1, text)) for number in numbers]
 
 
-def _mentioned(
+def _find_mention(
     document: Document, position: lsp.Position, ls: Server
 ) -> tuple[list[Document], Mention] | None:
     """The documents where the name at a place means the same, and the name."""
@@ -251,7 +255,7 @@ def _mentioned(
 def on_references(
     document: Document, params: lsp.ReferenceParams, ls: Server
 ) -> list[lsp.Location]:
-    mentioned = _mentioned(document, params.position, ls)
+    mentioned = _find_mention(document, params.position, ls)
     if not mentioned:
         return []
     spans = navigate.references(*mentioned, binding=params.context.include_declaration)
@@ -262,30 +266,30 @@ def on_prepare_rename(
     document: Document, params: lsp.PrepareRenameParams, ls: Server
 ) -> lsp.Range | None:
     """The name that would be replaced."""
-    mentioned = _mentioned(document, params.position, ls)
+    mentioned = _find_mention(document, params.position, ls)
     if not mentioned:
         return None
     documents, mention = mentioned
-    with _refusing():
-        navigate.renamable(documents, mention)
-    span = document.here(mention.span)
+    with _report_plan_errors():
+        navigate.find_renamable_spans(documents, mention)
+    span = document.to_current_span(mention.span)
     return span and ls.wire.range_of(span)
 
 
 def on_rename(document: Document, params: lsp.RenameParams, ls: Server) -> lsp.WorkspaceEdit | None:
-    mentioned = _mentioned(document, params.position, ls)
+    mentioned = _find_mention(document, params.position, ls)
     if not mentioned:
         return None
     edits: dict[str, list[lsp.TextEdit]] = {}
-    with _refusing():
-        for span in navigate.renamed(*mentioned, params.new_name):
+    with _report_plan_errors():
+        for span in navigate.find_rename_spans(*mentioned, params.new_name):
             edit = lsp.TextEdit(ls.wire.range_of(span), params.new_name)
             edits.setdefault(ls.wire.uri_of(span.path), []).append(edit)
     return lsp.WorkspaceEdit(edits)
 
 
 @contextmanager
-def _refusing() -> Generator[None]:
+def _report_plan_errors() -> Generator[None]:
     """Tells an editor why a request cannot be met."""
     try:
         yield
@@ -320,7 +324,7 @@ def _action(action: Action, wire: Wire) -> lsp.CodeAction:
     return lsp.CodeAction(
         action.title,
         lsp.CodeActionKind.QuickFix,
-        diagnostics=[wire.diagnostic(action.of)],
+        diagnostics=[wire.diagnostic(action.diagnostic)],
         edit=lsp.WorkspaceEdit(edits),
     )
 

@@ -9,7 +9,7 @@ from lsprotocol import types as lsp
 from pygls.uris import from_fs_path, to_fs_path
 
 from ...syntax.source import Source, Span
-from .diagnose import Told
+from .diagnose import ShownDiagnostic
 
 UNITS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
 """By the protocol's name of an encoding: Python's name, of the variant without a byte order mark,
@@ -70,7 +70,7 @@ class Wire:
         """The location of a span."""
         return lsp.Location(self.uri_of(span.path), self.range_of(span))
 
-    def diagnostic(self, diagnostic: Told) -> lsp.Diagnostic:
+    def diagnostic(self, diagnostic: ShownDiagnostic) -> lsp.Diagnostic:
         """A mistake or a warning, with the places of its notes."""
         notes = [
             lsp.DiagnosticRelatedInformation(self.location(note.span), note.text)

@@ -20,10 +20,10 @@ from .reasons import SECTIONS, Reason, reasons
 from .report import Planned
 from .search import Tell, search, silent
 
-__all__ = ["Goal", "ModelFile", "Planned", "planned"]
+__all__ = ["Goal", "ModelFile", "Planned", "find_plans"]
 
 
-def planned(
+def find_plans(
     file: ModelFile,
     goal: Goal,
     kept: Mapping[str, object],

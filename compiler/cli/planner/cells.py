@@ -14,20 +14,20 @@ from attrs import astuple, evolve, fields, frozen
 
 from ...analysis.memory import account
 from ...analysis.memory.aliasing import Storages
-from ...analysis.memory.liveness import is_put_off, put_off
+from ...analysis.memory.liveness import get_put_off_sizes, is_put_off
 from ...analysis.time.prices import Prices, prices
 from ...analysis.time.timeline import seconds_of
 from ...frontend import resolve
 from ...ir import ITEM_BYTES, Enter, Op, Program, Region, Stmt, walk
-from ...passes import passed
+from ...passes import lower_unchecked
 from ...syntax.diagnostics import PlanError
 from .choice import FULL, HALF, NONE, RECOMPUTE, Choice
 from .facts import Facts, Goal
 from .plan_text import ModelFile, plan
-from .space import Column, Space, decoded
+from .space import Column, Space, to_choice
 from .two_processes import in_two
 
-OWN = ("cp", "ep", "tp", "sp", "via", "fold", "microbatch", "recompute")
+LAYER_FIELDS = ("cp", "ep", "tp", "sp", "via", "fold", "microbatch", "recompute")
 """The values of a choice that its layers depend on."""
 
 
@@ -64,11 +64,11 @@ def cell(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Cell:
     """The cell of a choice.  Raises PlanError."""
     alone = evolve(choice, pp=1, dp=1, zero=0, schedule="", chunks=1, prefetch=1)
     small = evolve(goal, gpus=alone.gpus, global_batch=alone.replicas * alone.microbatch)
-    *_, program = passed(resolve(plan(file, facts, small, alone)))
-    return _measured(program, facts, goal)
+    *_, program = lower_unchecked(resolve(plan(file, facts, small, alone)))
+    return _to_cell(program, facts, goal)
 
 
-def _measured(program: Program, facts: Facts, goal: Goal) -> Cell:
+def _to_cell(program: Program, facts: Facts, goal: Goal) -> Cell:
     op_prices, layers = prices(program, goal.hardware), facts.layers
     seconds = partial(seconds_of, program, goal.hardware, op_prices)
     repeats, before, after = _sides(program.forward.body)
@@ -90,7 +90,7 @@ def _measured(program: Program, facts: Facts, goal: Goal) -> Cell:
         first=seconds(before) + seconds(early),
         last=seconds(after) + seconds(late),
         kept=kept / layers,
-        later=sum(put_off(Storages(program), program.backward.body).values()) / layers,
+        later=sum(get_put_off_sizes(Storages(program), program.backward.body).values()) / layers,
         other=memory.peak.bytes - kept,
         always=memory.always - memory.state,
         reserve=memory.reserve,
@@ -153,15 +153,15 @@ def cell_columns(
 
     Newly compiled cells are added to `cells`.
     """
-    table = np.stack([space.columns[name] for name in OWN], axis=1)
+    table = np.stack([space.columns[name] for name in LAYER_FIELDS], axis=1)
     rows, which = np.unique(table, axis=0, return_inverse=True)
-    mixes = [_mix(dict(zip(OWN, map(int, row), strict=True))) for row in rows]
+    mixes = [_mix(dict(zip(LAYER_FIELDS, map(int, row), strict=True))) for row in rows]
     needed = dict[Key, None]()
     for mix in mixes:
         for key in mix:
             if key not in cells:
                 needed[key] = None
-    choices = [decoded(dict(key)) for key in needed]
+    choices = [to_choice(dict(key)) for key in needed]
     compiled = in_two(partial(_numbers, file, facts, goal), choices)
     cells |= dict(zip(needed, compiled, strict=True))
     blends = list[Column]()

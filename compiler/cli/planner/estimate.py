@@ -10,7 +10,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ...analysis.time.collectives import larger, smaller
-from ...analysis.time.seconds import of_message
+from ...analysis.time.seconds import get_message_seconds
 from ...ir import ITEM_BYTES, PRECISIONS, Axis, Param
 from ...ops import Message
 from .choice import AXES
@@ -45,7 +45,7 @@ class State:
     bytes: Column
 
     @property
-    def own(self) -> Column:
+    def elements(self) -> Column:
         """The elements that a rank has, whether it updates them or not."""
         return self.layers * (self.layer + self.routed) + self.outer
 
@@ -69,7 +69,7 @@ def state(facts: Facts, columns: Mapping[str, Column]) -> State:
     layers = -(-facts.layers // (pp * chunks)) * chunks
     shares = columns["dp"] * columns["cp"] * columns["ep"]
     routed_shares = columns["dp"] * columns["cp"]
-    bytes = _held(facts, columns, layers * layer, outer, shares) + _held(
+    bytes = _state_bytes(facts, columns, layers * layer, outer, shares) + _state_bytes(
         facts, columns, layers * routed_layer, 0, routed_shares
     )
     gathered = (columns["zero"] == 3) * (GATHERED + columns["prefetch"])
@@ -99,7 +99,7 @@ def wide_item(facts: Facts) -> int:
     return max(_item(facts), 4) if train.master is None else ITEM_BYTES[PRECISIONS[train.master]]
 
 
-def _held(
+def _state_bytes(
     facts: Facts, columns: Mapping[str, Column], inner: Column, outer: Column, shares: Column
 ) -> Column:
     """Bytes of elements in layers and outside.
@@ -140,7 +140,7 @@ class Estimate:
 
 def estimate(facts: Facts, goal: Goal, space: Space, cells: Mapping[str, Column]) -> Estimate:
     """The estimates of a space, by its cells in columns by the fields of `Cell`."""
-    return _Estimate(facts, goal, space, cells).made()
+    return _Estimate(facts, goal, space, cells).get_estimate()
 
 
 def fill(goal: Goal, columns: Mapping[str, Column]) -> Column:
@@ -162,7 +162,7 @@ class _Estimate:
         batch = columns["microbatch"] * columns["dp"] * columns["ep"]
         self._count = goal.global_batch // batch
 
-    def made(self) -> Estimate:
+    def get_estimate(self) -> Estimate:
         seconds = where(self._columns["pp"] == 1, self._without_stages(), self._in_stages())
         return Estimate(seconds + self._update(), self._bytes())
 
@@ -189,7 +189,7 @@ class _Estimate:
         weights = self._state.layers * cell["weights"]
         gap = where(is_kind(columns, *SPLIT), larger(busy - 2 * weights, 0), busy) / chunks
         first, later = larger(self._count, pp), smaller(self._count, pp) - 1
-        send = of_message(
+        send = get_message_seconds(
             self._program,
             Message("rotate", "", ("pp",), "f32", ()),
             self._goal.hardware,
@@ -224,7 +224,7 @@ class _Estimate:
             (DATA[:2], routed, self._state.routed_shares),
         ):
             operand = elements / shares if gathers else elements
-            seconds = seconds + (elements > 0) * of_message(
+            seconds = seconds + (elements > 0) * get_message_seconds(
                 self._program, Message(op, "", axes, item, ()), self._goal.hardware, operand
             )
         return seconds * (self._state.shares > 1)
@@ -237,7 +237,7 @@ class _Estimate:
 
     def _update(self) -> Column:
         shares = where(self._columns["zero"] > 0, self._state.shares, 1)
-        updated = self._state.own / shares
+        updated = self._state.elements / shares
         return UPDATED * wide_item(self._facts) * updated / self._goal.hardware.memory_rate
 
     # ---- bytes

@@ -15,7 +15,7 @@ from ...analysis.time.report import FULL
 from ...analysis.time.step import step_time
 from ...frontend import resolve
 from ...ir import PRECISIONS, Program
-from ...passes import lower, passed
+from ...passes import lower, lower_unchecked
 from ...proof import Case, verify_alike
 from ...syntax.diagnostics import PlanError
 from .choice import Choice
@@ -73,13 +73,13 @@ class Priced:
         return not self.fits and self.capacity is not None and self.low <= self.capacity
 
     @property
-    def exposed(self) -> float:
+    def exposed_share(self) -> float:
         """The share of a step's time when GPUs wait for collectives."""
         waits = [time for kind, time in self.kinds.items() if kind.startswith(EXPOSED)]
         return sum(waits) / self.seconds
 
     @property
-    def bubble(self) -> float:
+    def bubble_share(self) -> float:
         """The share of a step's time when a rank of a pipeline waits for others."""
         return self.kinds.get(BUBBLE, 0.0) / self.seconds
 
@@ -95,10 +95,10 @@ class Unpriced:
 def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Priced | Unpriced:
     """A choice compiled, unchecked."""
     try:
-        *_, program = passed(resolve(plan(file, facts, goal, choice)))
+        *_, program = lower_unchecked(resolve(plan(file, facts, goal, choice)))
     except PlanError as error:
-        return _failed(choice, error)
-    return _priced(goal, choice, program)
+        return _to_unpriced(choice, error)
+    return _to_priced(goal, choice, program)
 
 
 def prove(
@@ -114,16 +114,16 @@ def prove(
             verify_alike(lower(model), model, cases)
             results.append(evolve(candidate, proved=True))
         except PlanError as error:
-            results.append(_failed(candidate.choice, error))
+            results.append(_to_unpriced(candidate.choice, error))
     return results
 
 
-def _failed(choice: Choice, error: PlanError) -> Unpriced:
+def _to_unpriced(choice: Choice, error: PlanError) -> Unpriced:
     first = error.diagnostics[0]
     return Unpriced(choice, f"{first.code}: {first.message}")
 
 
-def _priced(goal: Goal, choice: Choice, program: Program) -> Priced:
+def _to_priced(goal: Goal, choice: Choice, program: Program) -> Priced:
     memory, room, train = account(program), capacity(program), program.train
     needs, need = memory.needs, need_range(program, memory)
     if need.lacks(room):

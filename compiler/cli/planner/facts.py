@@ -57,7 +57,7 @@ class Facts:
     @cached_property
     def repeats(self) -> tuple[str, ...]:
         """The dims of its outermost repeats, as a plan names them."""
-        return tuple(dict.fromkeys(map(self._named, self.outermost)))
+        return tuple(dict.fromkeys(map(self._plan_dim, self.outermost)))
 
     @cached_property
     def innermost(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class Facts:
         dims = dict[str, None]()
         for region in walk_regions(self.program.region.body):
             if region.dim and not regions_in(region.body):
-                dims[self._named(region.dim)] = None
+                dims[self._plan_dim(region.dim)] = None
         return tuple(dims)
 
     @cached_property
@@ -78,7 +78,7 @@ class Facts:
         """The dims of its outermost repeats; branches cut a plan's dim into several."""
         return tuple(stmt.dim for stmt in self.program.region.body if isinstance(stmt, Region))
 
-    def _named(self, dim: str) -> str:
+    def _plan_dim(self, dim: str) -> str:
         """The dim of the model: a part that branches cut off has the span of the whole dim,
         which comes first.
         """

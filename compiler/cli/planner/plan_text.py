@@ -76,14 +76,16 @@ class ModelFile:
         if self.is_model:
             sizes = "  ".join(f"{dim} = {size}" for dim, size in self.dims)
             over = f" {{ dims {{ {sizes} }} }}" if sizes else ""
-            return f'use "{seen(Path(self.source.path), folder)}"{over}'
+            return f'use "{get_path_from(Path(self.source.path), folder)}"{over}'
         return "\n\n".join(self._items(folder))
 
     def _items(self, folder: Path) -> Iterator[str]:
         for item in self._syntax.items:
             if isinstance(item, tree.Use):
                 name = item.path.value
-                path = name if name.startswith(SHIPPED) else seen(self.folder / name, folder)
+                path = (
+                    name if name.startswith(SHIPPED) else get_path_from(self.folder / name, folder)
+                )
                 yield _words(item.span).replace(f'"{name}"', f'"{path}"', 1)
             elif not isinstance(item, tree.Section) or item.kind.name in (NAMES, WATCH):
                 yield _words(item.span)
@@ -102,7 +104,7 @@ class ModelFile:
                 settings.append(_words(entry.span))
         return "  ".join(settings), *inner
 
-    def said(self, name: str) -> int | None:
+    def find_train_number(self, name: str) -> int | None:
         """A whole number that its `train` sets."""
         section = self._section(TRAIN)
         for setting in _settings(section) if section else ():
@@ -127,7 +129,7 @@ def _settings(section: tree.Section) -> Iterator[tree.Setting]:
             yield entry
 
 
-def seen(path: Path, start: Path) -> str:
+def get_path_from(path: Path, start: Path) -> str:
     """A path as seen from a folder; the path of a shipped file is as plans name it."""
     plans = folder("plans").resolve()
     if path.resolve().is_relative_to(plans):
@@ -194,7 +196,7 @@ def _cluster(goal: Goal, choice: Choice, folder: Path) -> str:
     text = f"  gpu = {goal.hardware.name}  gpus_per_node = {per_node}"
     text += f"  nodes = {choice.gpus // per_node}"
     if goal.file:
-        text += f'  hardware = "{seen(goal.file, folder)}"'
+        text += f'  hardware = "{get_path_from(goal.file, folder)}"'
     if not is_near(goal, choice):
         text += "  weights_across_nodes = on"
     return text

@@ -44,7 +44,7 @@ class Reason:
     @property
     def what(self) -> str:
         """How the other differs, for instance `dp 512 × tp 4`."""
-        return _said(self.best.choice, self.other.choice)
+        return _difference_text(self.best.choice, self.other.choice)
 
     @property
     def section(self) -> str:
@@ -57,9 +57,9 @@ class Reason:
         )
 
     def __str__(self) -> str:
-        return f"{self._compared()}{self._excluded()}"
+        return f"{self._comparison_text()}{self._kept_values_text()}"
 
-    def _excluded(self) -> str:
+    def _kept_values_text(self) -> str:
         """For instance ` (kept: schedule 1f1b)`, where the other plan has a value that the user
         did not ask for.
         """
@@ -68,7 +68,7 @@ class Reason:
         values = [f"{name} {best.settings.get(name, getattr(best, name))}" for name in names]
         return f" (kept: {', '.join(values)})" if names else ""
 
-    def _compared(self) -> str:
+    def _comparison_text(self) -> str:
         if self.step == FIT or self.other.seconds == inf:
             needs, best_needs = self.other.needs / GIB, self.best.needs / GIB
             room = _room(self.other)
@@ -95,7 +95,7 @@ def may_not_fit(plan: Priced) -> str:
     return f"{verdict}: {low:,.1f} to {high:,.1f} GiB of {capacity / GIB:,.0f}"
 
 
-def _said(best: Choice, other: Choice) -> str:
+def _difference_text(best: Choice, other: Choice) -> str:
     differences = best.differs(other)
     if not differences.keys().isdisjoint(SECTIONS["mesh"]):
         axes = [axis for axis in SECTIONS["mesh"] if axis in differences]
@@ -138,12 +138,12 @@ def neighbours(choice: Choice) -> Iterator[tuple[str, Choice]]:
     """Choices that differ in one respect, each with the step where it matters first.  With less
     sharding, the question is whether the plan fits at all.
     """
-    for step, neighbour in _changed(choice):
+    for step, neighbour in _all_neighbours(choice):
         if neighbour != choice:
             yield step, neighbour
 
 
-def _changed(choice: Choice) -> Iterator[tuple[str, Choice]]:
+def _all_neighbours(choice: Choice) -> Iterator[tuple[str, Choice]]:
     yield from ((FIT, neighbour) for neighbour in _with_less_sharding(choice))
     yield BATCH, choice.on(microbatch=choice.microbatch * 2)
     if choice.microbatch % 2 == 0:

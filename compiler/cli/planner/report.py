@@ -9,15 +9,15 @@ from typing import Any
 from attrs import asdict, frozen
 
 from ...config.gpus import GIB
-from ...config.units import counted
+from ...config.units import count_words
 from ...reports.published import get_warning
 from ...reports.summary import parameters, table
-from ...reports.time import expected, seconds
+from ...reports.time import accuracy_words, seconds
 from .choice import Choice
 from .exact import Priced
 from .facts import Goal
 from .reasons import BATCH, FIT, THROUGHPUT, Reason, may_not_fit
-from .search import ALIKE, Found
+from .search import ALIKE, SearchResult
 
 MOST = 4
 """How many kinds of time are named."""
@@ -35,41 +35,42 @@ class Planned:
     There are no reasons and no text where no plan fits.
     """
 
-    found: Found
+    result: SearchResult
     top: int
     reasons: tuple[Reason, ...] = ()
     text: str = ""
 
     @property
-    def shown(self) -> tuple[Priced, ...]:
+    def table_plans(self) -> tuple[Priced, ...]:
         """The plans of the table: plans that fit or may fit, or else the plans that need least."""
-        return self.found.first_plans(self.top) or self.found.nearest[: self.top]
+        return self.result.first_plans(self.top) or self.result.nearest[: self.top]
 
     @property
     def best(self) -> Priced:
         """The plan that is proposed: the fastest that fits, or else the first of the table."""
-        plans = self.found.fitting or self.shown
+        plans = self.result.fitting or self.table_plans
         return plans[0]
 
 
 def print_plans(planned: Planned) -> str:
     """The result for people."""
-    result, goal = planned.found, planned.found.goal
+    result, goal = planned.result, planned.result.goal
     program = result.facts.program
     sequences = f"{goal.global_batch:,} sequences of {goal.seq:,} tokens a step"
     gpus = f"{goal.gpus:,} × {goal.hardware.name}"
     parts = [
-        f"{program.name}: {parameters(program)}\non {gpus}, {sequences}, {expected(goal.hardware)}",
-        "\n".join(_thinned(result)),
+        f"{program.name}: {parameters(program)}\n"
+        f"on {gpus}, {sequences}, {accuracy_words(goal.hardware)}",
+        "\n".join(_thinning_lines(result)),
         "\n".join(_table(planned)),
-        "\n".join(_said(planned)),
+        "\n".join(_table_notes(planned)),
         *_steps(planned),
         planned.text.rstrip(),
     ]
     return "\n\n".join(filter(None, parts))
 
 
-def _thinned(result: Found) -> Iterator[str]:
+def _thinning_lines(result: SearchResult) -> Iterator[str]:
     for step, count in result.left:
         yield f"{count:>11,}  {step}"
     if result.priced:
@@ -81,12 +82,12 @@ def _thinned(result: Found) -> Iterator[str]:
 
 
 def _table(planned: Planned) -> Iterator[str]:
-    if not planned.shown:
+    if not planned.table_plans:
         return
     alike = _alike(planned)
     has_alike = len(alike) > 1
     rows: list[tuple[str, ...]] = [("", "step", *[AS_FAST] * has_alike, *COLUMNS)]
-    for number, plan in enumerate(planned.shown, 1):
+    for number, plan in enumerate(planned.table_plans, 1):
         step, *others = _row(plan)
         mark = "yes" if plan in alike else ""
         rows.append((str(number), step, *[mark] * has_alike, *others))
@@ -95,7 +96,7 @@ def _table(planned: Planned) -> Iterator[str]:
 
 def _alike(planned: Planned) -> tuple[Priced, ...]:
     """The plans of the table that are as fast as the first."""
-    alike = [plan for plan in planned.shown if plan in planned.found.alike]
+    alike = [plan for plan in planned.table_plans if plan in planned.result.alike]
     return tuple(alike[: len(NUMBERS) - 1])
 
 
@@ -108,15 +109,15 @@ def _row(plan: Priced) -> tuple[str, ...]:
         f"{plan.tokens:,.0f}",
         f"{plan.mfu:.1%}",
         memory,
-        f"{plan.bubble:.1%}",
-        f"{plan.exposed:.1%}",
+        f"{plan.bubble_share:.1%}",
+        f"{plan.exposed_share:.1%}",
         str(plan.choice),
     )
 
 
-def _said(planned: Planned) -> Iterator[str]:
+def _table_notes(planned: Planned) -> Iterator[str]:
     """Lines that say how to read the table."""
-    result = planned.found
+    result = planned.result
     yield from _unsure(planned)
     if not result.fitting:
         least = result.nearest[0]
@@ -133,7 +134,7 @@ def _said(planned: Planned) -> Iterator[str]:
             f"{AS_FAST}: within {ALIKE:.0%} of the first, less than the model can tell:"
             f" measure {NUMBERS[alike]}"
         )
-    first = planned.shown[0]
+    first = planned.table_plans[0]
     yield from get_warning(result.facts.program, result.goal.hardware.name, first.mfu, first.tokens)
 
 
@@ -142,12 +143,12 @@ def _unsure(planned: Planned) -> Iterator[str]:
     proposed then.
     """
     is_unsure = False
-    for number, plan in enumerate(planned.shown, 1):
+    for number, plan in enumerate(planned.table_plans, 1):
         if plan.may_fit:
             is_unsure = True
             yield f"{number} {may_not_fit(plan)}; its time cannot be told"
-    if is_unsure and planned.found.fitting:
-        number = planned.shown.index(planned.best) + 1
+    if is_unsure and planned.result.fitting:
+        number = planned.table_plans.index(planned.best) + 1
         yield f"{number} is the fastest that fits: the plan below"
 
 
@@ -158,7 +159,7 @@ def _steps(planned: Planned) -> Iterator[str]:
     best = planned.best
     facts = {
         FIT: _room(best),
-        BATCH: _batch(planned.found.goal, best.choice),
+        BATCH: _batch(planned.result.goal, best.choice),
         THROUGHPUT: _spent(best),
     }
     for step, fact in facts.items():
@@ -173,9 +174,9 @@ def _room(plan: Priced) -> str:
 def _batch(goal: Goal, choice: Choice) -> str:
     """For instance `2,048 sequences are 256 × microbatch 1 × 8 microbatches`."""
     count = goal.global_batch // (choice.microbatch * choice.replicas)
-    ranks = counted(choice.replicas, "replica")
+    ranks = count_words(choice.replicas, "replica")
     return (
-        f"{goal.global_batch:,} sequences are {ranks} × {counted(count, 'microbatch')} of"
+        f"{goal.global_batch:,} sequences are {ranks} × {count_words(count, 'microbatch')} of"
         f" {choice.microbatch}"
     )
 
@@ -188,7 +189,7 @@ def _spent(plan: Priced) -> str:
 
 def as_json(planned: Planned) -> dict[str, Any]:
     """The result as plain values."""
-    result, goal = planned.found, planned.found.goal
+    result, goal = planned.result, planned.result.goal
     reasons = list[dict[str, Any]]()
     for reason in planned.reasons:
         reasons.append(
@@ -208,7 +209,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
         "source": goal.hardware.source,
         "fits": bool(result.fitting),
         "space": [{"step": step, "left": count} for step, count in result.left],
-        "plans": [plan_json(plan, alike=plan in result.alike) for plan in planned.shown],
+        "plans": [plan_json(plan, alike=plan in result.alike) for plan in planned.table_plans],
         "reasons": reasons,
         "plan": planned.text,
     }
@@ -227,8 +228,8 @@ def plan_json(plan: Priced, *, alike: bool = False) -> dict[str, Any]:
         "high": plan.high,
         "fits": plan.fits,
         "may_fit": plan.may_fit,
-        "bubble": plan.bubble,
-        "exposed": plan.exposed,
+        "bubble": plan.bubble_share,
+        "exposed": plan.exposed_share,
         "kinds": dict(plan.kinds),
         "proved": plan.proved,
         "alike": alike,

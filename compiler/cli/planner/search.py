@@ -10,7 +10,7 @@ from attrs import frozen
 
 from ...analysis.communication import active_count
 from ...analysis.time.report import FULL as NEARLY
-from ...config.units import counted
+from ...config.units import count_words
 from ...ir import PRECISIONS
 from .cells import Cells, cell_columns
 from .choice import AXES, FULL, HALF, RECOMPUTE, Choice
@@ -49,7 +49,7 @@ plans of a model.
 
 
 @frozen
-class Found:
+class SearchResult:
     """The result of a search: all choices that were compiled.
 
     left    as in `Space`
@@ -119,14 +119,14 @@ def search(
     proved: int = 5,
     cells: Cells | None = None,
     tell: Tell = silent,
-) -> Found:
+) -> SearchResult:
     """The best plans of a model for a goal, among plans with the values of `kept`; the first
     `proved` plans are proved.
 
     `cells` of an earlier search, of the same model, sequence and GPU, are not compiled once more.
     The search calls `tell` with a line before each of its steps.
     """
-    return _Search(file, facts, goal, kept, tell).found(proved, {} if cells is None else cells)
+    return _Search(file, facts, goal, kept, tell).run(proved, {} if cells is None else cells)
 
 
 class _Search:
@@ -135,14 +135,14 @@ class _Search:
     ) -> None:
         self._file, self._facts, self._goal, self._tell = file, facts, goal, tell
         self._price = partial(price, file, facts, goal)
-        self._space = self._thinned(space(facts, goal, kept))
+        self._space = self._drop_too_large(space(facts, goal, kept))
         self._priced = dict[int, Priced]()
         self._failed = list[Unpriced]()
         self._tried = set[int]()
         self._kept = kept
         self._beside = dict[Choice, Priced]()
 
-    def _thinned(self, all: Space) -> Space:
+    def _drop_too_large(self, all: Space) -> Space:
         """Candidates whose state fits a GPU; if none does, the ones with least state."""
         if not len(all):
             return all
@@ -153,16 +153,16 @@ class _Search:
         least = np.sort(bytes)[:LEAST][-1]
         return Space(all.where(bytes <= least).columns, thinned.left)
 
-    def found(self, proved: int, cells: Cells) -> Found:
+    def run(self, proved: int, cells: Cells) -> SearchResult:
         if not len(self._space):
-            return Found(self._facts, self._goal, self._space.left, (), ())
-        choices = counted(len(self._space), "choice")
-        self._tell(f"estimating {choices} for {counted(self._goal.gpus, 'GPU')}")
+            return SearchResult(self._facts, self._goal, self._space.left, (), ())
+        choices = count_words(len(self._space), "choice")
+        self._tell(f"estimating {choices} for {count_words(self._goal.gpus, 'GPU')}")
         columns = cell_columns(self._file, self._facts, self._goal, self._space, cells)
         estimates = estimate(self._facts, self._goal, self._space, columns)
         left = self._space.left
         if left[-1][1]:
-            left = (*left, ("that can be faster than the best", self._bounded(estimates)))
+            left = (*left, ("that can be faster than the best", self._count_faster(estimates)))
         for _ in range(ROUNDS):
             self._compile(self._next(estimates))
         if not any(plan.fits for plan in self._priced.values()):
@@ -171,18 +171,18 @@ class _Search:
         self._compile(self._tight(estimates))
         return self._with_proofs(left, proved)
 
-    def _with_proofs(self, left: tuple[tuple[str, int], ...], proved: int) -> Found:
+    def _with_proofs(self, left: tuple[tuple[str, int], ...], proved: int) -> SearchResult:
         """All that was compiled, after proofs of the first plans."""
         plans: dict[Choice, Priced | Unpriced] = {plan.choice: plan for plan in self._all}
         gc.collect()
         compiled = tuple(plan for plan in plans.values() if isinstance(plan, Priced))
-        best = Found(self._facts, self._goal, left, compiled, ()).first_plans(proved)
+        best = SearchResult(self._facts, self._goal, left, compiled, ()).first_plans(proved)
         by_schedule = dict[object, list[Priced]]()  # plans of one schedule may have equal cases
         for plan in best:
             has_empty_stages = plan.choice.pp * plan.choice.chunks > self._facts.layers
             key = (plan.choice.schedule, has_empty_stages)
             by_schedule.setdefault(key, []).append(plan)
-        self._tell(f"proving {counted(len(best), 'plan')}")
+        self._tell(f"proving {count_words(len(best), 'plan')}")
         prove_all = partial(prove, self._file, self._facts, self._goal)
         for results in in_two(prove_all, [*by_schedule.values()], worth=2):
             plans |= {result.choice: result for result in results}
@@ -192,7 +192,7 @@ class _Search:
                 priced.append(plan)
             else:
                 failed.append(plan)
-        return Found(self._facts, self._goal, left, tuple(priced), tuple(failed))
+        return SearchResult(self._facts, self._goal, left, tuple(priced), tuple(failed))
 
     def _climb(self) -> None:
         """Compiles choices that differ from the best in one respect, until none is better."""
@@ -206,7 +206,7 @@ class _Search:
             for _, choice in neighbours(best.choice):
                 if choice.matches(self._kept) and choice not in tried:
                     untried[choice] = None
-            self._tell(f"compiling {counted(len(untried), 'plan')} next to the best so far")
+            self._tell(f"compiling {count_words(len(untried), 'plan')} next to the best so far")
             for result in in_two(self._price, [*untried]):
                 if isinstance(result, Priced):
                     self._beside[result.choice] = result
@@ -215,14 +215,14 @@ class _Search:
             if not any(plan.fits and _rank(plan) < _rank(best) for plan in self._beside.values()):
                 return
 
-    def _bounded(self, estimates: Estimate) -> int:
+    def _count_faster(self, estimates: Estimate) -> int:
         """How many choices are faster than the best estimate, if products ran as fast as any and
         only bubbles were added.
         """
         goal, columns = self._goal, self._space.columns
         train, gpu = self._facts.program.train, goal.hardware
         rate = gpu.product_rate(PRECISIONS[train.precision])
-        products = 6 * goal.tokens * _multiplied(self._facts) / goal.gpus / rate
+        products = 6 * goal.tokens * _count_multiplying_params(self._facts) / goal.gpus / rate
         factors = {FULL: 8 / 6, HALF: 7 / 6}  # forward, done once more, is 2 of 6 products
         times = np.array([factors.get(word, 1.0) for word in RECOMPUTE])[columns["recompute"]]
         fit = estimates.bytes <= (goal.capacity or np.inf)
@@ -231,7 +231,7 @@ class _Search:
 
     def _next(self, estimates: Estimate) -> list[int]:
         """The best by corrected estimates, and the best of other meshes."""
-        seconds, bytes = self._corrected(estimates)
+        seconds, bytes = self._get_corrected_estimates(estimates)
         fit = bytes <= (self._goal.capacity or np.inf) * NEARLY * SLACK[bool(self._priced)]
         fit[[*self._tried]] = False
         by_time = np.argsort(np.where(fit, seconds, np.inf), kind="stable")
@@ -249,7 +249,7 @@ class _Search:
         room = self._goal.capacity
         if room is None or not self._priced:
             return []
-        seconds, bytes = self._corrected(estimates)
+        seconds, bytes = self._get_corrected_estimates(estimates)
         best = min((plan.seconds for plan in self._all if plan.fits), default=inf)
         may = (bytes > NEARLY * room) & (bytes <= TIGHTEST * room) & (seconds < best)
         may[[*self._tried]] = False
@@ -266,7 +266,7 @@ class _Search:
         return (*self._priced.values(), *self._beside.values())
 
     def _least(self, estimates: Estimate) -> list[int]:
-        _, bytes = self._corrected(estimates)
+        _, bytes = self._get_corrected_estimates(estimates)
         order = map(int, np.argsort(bytes, kind="stable"))
         return [number for number in order if number not in self._tried][:LEAST]
 
@@ -275,7 +275,7 @@ class _Search:
 
     def _compile(self, numbers: Sequence[int]) -> None:
         self._tried |= {*numbers}
-        self._tell(f"compiling {counted(len(numbers), 'plan')} of the best by estimates")
+        self._tell(f"compiling {count_words(len(numbers), 'plan')} of the best by estimates")
         gc.collect()  # programs are in circles, and a proof needs memory of its own
         results = in_two(self._price, [self._space.choice(number) for number in numbers])
         for number, result in zip(numbers, results, strict=True):
@@ -284,7 +284,7 @@ class _Search:
             else:
                 self._failed.append(result)
 
-    def _corrected(self, estimates: Estimate) -> tuple[Column, Column]:
+    def _get_corrected_estimates(self, estimates: Estimate) -> tuple[Column, Column]:
         """Seconds and bytes: estimates times the error of compiled choices of their kind; for
         kinds without compiled choices, times the mean error.
         """
@@ -297,12 +297,12 @@ class _Search:
             if plan.seconds < inf:
                 exact_seconds[number] = plan.seconds
         return (
-            estimates.seconds * _off(kinds, estimates.seconds, exact_seconds),
-            estimates.bytes * _off(kinds, estimates.bytes, exact_bytes),
+            estimates.seconds * _error_factors(kinds, estimates.seconds, exact_seconds),
+            estimates.bytes * _error_factors(kinds, estimates.bytes, exact_bytes),
         )
 
 
-def _off(kinds: Column, estimates: Column, exact: Mapping[int, float]) -> Column:
+def _error_factors(kinds: Column, estimates: Column, exact: Mapping[int, float]) -> Column:
     """By how much estimates of each kind are off, the geometric mean.
 
     For a kind without compiled choices, the mean of all compiled choices.
@@ -321,7 +321,7 @@ KIND = ("schedule", "zero", "recompute")
 """Values of a choice: choices with the same ones have estimates with the same error."""
 
 
-def _multiplied(facts: Facts) -> int:
+def _count_multiplying_params(facts: Facts) -> int:
     """Parameters that multiply each token: all active ones except the largest table."""
     program = facts.program
     tables = [

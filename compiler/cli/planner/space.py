@@ -62,7 +62,7 @@ class Space:
 
     def choice(self, row: int) -> Choice:
         """The choice in a row of the columns."""
-        return decoded({name: int(column[row]) for name, column in self.columns.items()})
+        return to_choice({name: int(column[row]) for name, column in self.columns.items()})
 
     def where(self, mask: Column, step: str = "") -> "Space":
         """The choices of a mask; `left` counts a step that has a name."""
@@ -75,7 +75,7 @@ where: Callable[[Column, Column, Column], Column] = np.where
 """The numbers of one column where a mask is true, those of another where it is not."""
 
 
-def decoded(values: Mapping[str, int]) -> Choice:
+def to_choice(values: Mapping[str, int]) -> Choice:
     """The choice of some columns' numbers; other fields have their defaults."""
     arguments: dict[str, Any] = {**values}
     for name, value in values.items():
@@ -153,10 +153,10 @@ def _meshes(facts: Facts, goal: Goal) -> Iterator[Choice]:
                 replicas = others // cp
                 for ep in divisors(replicas) if facts.experts else (1,):
                     mesh = Choice(pp=pp, dp=replicas // ep, cp=cp, ep=ep, tp=tp)
-                    yield from _said(facts, mesh)
+                    yield from _mesh_variants(facts, mesh)
 
 
-def _said(facts: Facts, mesh: Choice) -> Iterator[Choice]:
+def _mesh_variants(facts: Facts, mesh: Choice) -> Iterator[Choice]:
     """A mesh with each `sp`, `via` and `fold` that it can have."""
     routed = facts.experts > 0
     flags, ways, folds = (False,), ("",), (False,)

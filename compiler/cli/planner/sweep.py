@@ -9,7 +9,7 @@ from math import log2
 from attrs import evolve, frozen
 
 from ...frontend import resolve
-from ...reports.drawing import Canvas, ticks, wide
+from ...reports.drawing import Canvas, text_width, ticks
 from ...syntax.diagnostics import PlanError
 from .cells import Cells
 from .choice import FULL, NONE
@@ -37,7 +37,7 @@ class Point:
     """Why a GPU does less than at the point before; "" where it does not."""
 
 
-def swept(
+def find_points(
     file: ModelFile,
     goals: Goals,
     kept: Mapping[str, object],
@@ -130,13 +130,17 @@ def _causes(was_goal: Goal, was: Priced, goal: Goal, now: Priced) -> Iterator[st
     count = goal.global_batch // (new.microbatch * new.replicas)
     if count == 1 < was_goal.global_batch // (old.microbatch * old.replicas):
         yield "one microbatch left"
-    if now.bubble - was.bubble > now.exposed - was.exposed and now.bubble > was.bubble:
+    if (
+        now.bubble_share - was.bubble_share > now.exposed_share - was.exposed_share
+        and now.bubble_share > was.bubble_share
+    ):
         yield (
-            f"{count} microbatches for {new.pp} stages: bubble {now.bubble:.0%} in place of"
-            f" {was.bubble:.0%}"
+            f"{count} microbatches for {new.pp} stages: bubble {now.bubble_share:.0%} in place of"
+            f" {was.bubble_share:.0%}"
         )
-    if now.exposed > was.exposed:
-        yield f"GPUs wait for links: {now.exposed:.0%} in place of {was.exposed:.0%} of a step"
+    if now.exposed_share > was.exposed_share:
+        shares = f"{now.exposed_share:.0%} in place of {was.exposed_share:.0%}"
+        yield f"GPUs wait for links: {shares} of a step"
     if goal.seq > was_goal.seq:
         yield "attention grows with the sequence"
     yield "more work for a token"
@@ -185,7 +189,7 @@ def svg(points: Sequence[Point], title: str, source: str) -> str:
 
 
 def _canvas(width: float, title: str, source: str) -> Canvas:
-    canvas = Canvas(max(width, 24 + max(wide(title), wide(source))))
+    canvas = Canvas(max(width, 24 + max(text_width(title), text_width(source))))
     canvas.words(12, 20, title, "head")
     canvas.words(12, 38, source)
     return canvas
@@ -196,14 +200,14 @@ def _curves(points: Sequence[Point], axis: str, title: str, source: str) -> str:
     does.
     """
     xs = _places([point.values[axis] for point in points])
-    values = [_shown(point.values[axis]) for point in points]
+    values = [_value_text(point.values[axis]) for point in points]
     plans, throughputs, percents = list[str](), list[float | None](), list[float | None]()
     for point in points:
         best = point.best
         plans.append(str(best.choice) if best else "nothing fits")
         throughputs.append(best.tokens if best else None)
         percents.append(best.mfu * 100 if best else None)
-    canvas = _canvas(max(xs[-1] + 60, LEFT + 20 + max(map(wide, plans))), title, source)
+    canvas = _canvas(max(xs[-1] + 60, LEFT + 20 + max(map(text_width, plans))), title, source)
     bottom = TOP + 2 * PANEL + GAP
     _panel(canvas, TOP, xs, "tokens/s/GPU", throughputs, ",.0f")
     _panel(canvas, TOP + PANEL + GAP, xs, "MFU, %", percents, ".1f")
@@ -278,9 +282,9 @@ def _heat(points: Sequence[Point], axes: Sequence[str], title: str, source: str)
         _cell(canvas, LEFT + WIDE * column, TOP + HIGH * row, point.best, level)
     canvas.words(12, TOP - 8, axes[0])
     for place, value in enumerate(rows):
-        canvas.words(LEFT - 8, TOP + HIGH * place + 36, _shown(value), "end")
+        canvas.words(LEFT - 8, TOP + HIGH * place + 36, _value_text(value), "end")
     for place, value in enumerate(columns):
-        canvas.words(LEFT + WIDE * (place + 0.5), foot + 20, _shown(value), "mid")
+        canvas.words(LEFT + WIDE * (place + 0.5), foot + 20, _value_text(value), "mid")
     canvas.words(12, foot + 20, axes[1])
     return canvas.file(title, MARK, fills)
 
@@ -305,5 +309,5 @@ def _colour(share: float) -> str:
     return "#" + "".join(parts)
 
 
-def _shown(value: int | str) -> str:
+def _value_text(value: int | str) -> str:
     return f"{value:,}" if isinstance(value, int) else value

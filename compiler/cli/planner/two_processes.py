@@ -32,7 +32,7 @@ def in_two(
         _copy(work, items, queue, read, write)
     os.close(write)
     try:
-        results = _taken(work, items, queue)
+        results = _work_on_queue(work, items, queue)
     finally:
         os.close(queue)
         with os.fdopen(read, "rb") as file:
@@ -53,7 +53,9 @@ def _queue(count: int) -> int:
     return read
 
 
-def _taken(work: Callable[[Item], Result], items: Sequence[Item], queue: int) -> dict[int, Result]:
+def _work_on_queue(
+    work: Callable[[Item], Result], items: Sequence[Item], queue: int
+) -> dict[int, Result]:
     """The results of the items that this process takes, by number."""
     results = dict[int, Result]()
     while number_bytes := os.read(queue, NUMBER):
@@ -72,16 +74,16 @@ def _copy(
     try:
         os.close(read)
         try:
-            answer: object = _taken(work, items, queue)
+            answer: object = _work_on_queue(work, items, queue)
         except BaseException as error:
             answer = error
         with os.fdopen(write, "wb") as file:
-            file.write(_pickled(answer))
+            file.write(_to_pickle(answer))
     finally:
         os._exit(0)
 
 
-def _pickled(answer: object) -> bytes:
+def _to_pickle(answer: object) -> bytes:
     try:
         return pickle.dumps(answer)
     except Exception as error:

@@ -15,16 +15,16 @@ from attrs import evolve
 from ... import __version__
 from ...analysis.certificate import Proof, Tried
 from ...config.settings import OFF, TORCH
-from ...config.units import counted
+from ...config.units import count_words
 from ...ir import MICROBATCHES, SEQUENCE, Arg, Param, Program, base
-from ...reports.summary import launch
-from ...syntax.package_data import filled
+from ...reports.summary import get_launch
+from ...syntax.package_data import fill_template
 from ...syntax.source import Source
 from ..constants import product, size_lines
 from ..hf_names import plain_names
 from ..model_classes import Model, model_classes
 from ..module import Child, Module, parameter_sizes, ropes
-from ..naming import DTYPES, call, class_name, file_word, fitted, literal, matrix_shape
+from ..naming import DTYPES, call, class_name, file_word, fit_line, literal, matrix_shape
 from ..plan_json import plan_json
 from ..target import DTENSOR, mesh_axes, placements, whole_mesh, zigzag_ranks
 from ..train_py import legend, mesh_words, trust_lines
@@ -70,20 +70,20 @@ def train_py(
     """The text of a program that torch can express."""
     model = model_classes(program, DTENSOR)
     inputs = [base(arg.value.name) for arg in program.microbatches.args]
-    start = f"{launch(program).command(PurePath('train.py'))} FILE [STEPS]"
+    start = f"{get_launch(program).command(PurePath('train.py'))} FILE [STEPS]"
     windows = inputs == ["tokens", "labels"] and program.train.data.masked is None
-    body = filled(
+    body = fill_template(
         "dtensor.py.j2",
         version=__version__,
         file=file_word(source.path),
-        ranks=counted(program.ranks, "rank"),
+        ranks=count_words(program.ranks, "rank"),
         mesh=mesh_words(program),
         name=class_name(program.name),
         launch=textwrap.wrap(
             start if windows else "# for a program that gives it the data of the plan", 112
         ),
         legend=legend(program),
-        shown="\n".join([_shown(proof), *trust_lines(program, tried, proof)]),
+        shown="\n".join([_proof_lines(proof), *trust_lines(program, tried, proof)]),
         sizes=[*size_lines(program, model.sizes)],
         axes=json.dumps(whole_mesh(program)),
         stages=[*staged.constants(program)],
@@ -112,7 +112,7 @@ def train_py(
     return text.replace("# @IMPORTS@\n", import_lines(text, user_modules(program)))
 
 
-def _shown(proof: Proof | None) -> str:
+def _proof_lines(proof: Proof | None) -> str:
     """The lines of the docstring that say what is known of the program."""
     proof_text = (
         f"the IR's step evaluated equal to the single-device step of {proof.against},\nand "
@@ -146,7 +146,7 @@ def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Itera
         else:
             yield from _weight(name, declared, program, sizes)
     if cut:
-        yield from staged.dropped(module, program)
+        yield from staged.deletion_lines(module, program)
     for table, name in module.tables.items():
         arguments = ropes(table, program, sizes)
         split = ", ".join(
@@ -154,7 +154,7 @@ def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Itera
         )
         joined_arguments = ", ".join(["mesh", *arguments, f"placements=[{split}]"])
         line = f"{name} = rope_frequencies({joined_arguments}{_zigzag(program)})"
-        yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
+        yield from fit_line(line, 8).replace("\n        ", "\n").split("\n")
         yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
     yield from ["self.stage = stage"] * bool(module.crossing)
 
@@ -195,12 +195,12 @@ def _build(program: Program, model: Model) -> Iterator[str]:
     name, master = model.classes[-1].name, DTYPES[program.params[0].type.dtype]
     to = "" if master == DTYPES["f32"] else f".to({master})"
     if program.pipeline:
-        yield from staged.stages_made(program, model.patterns, name, to)
+        yield from staged.stage_construction_lines(program, model.patterns, name, to)
     else:
         yield f"model = {name}(mesh){to}"
     yield from sharding_lines(program, model.patterns)
     if program.pipeline:
-        yield from staged.pipeline_made(program, model.patterns)
+        yield from staged.pipeline_construction_lines(program, model.patterns)
     yield from optimizer_lines(program, model.patterns)
 
 

@@ -18,8 +18,8 @@ from ...ops.dropout import are_draws
 from ...ops.user import positions_in
 from ...syntax.diagnostics import Diagnostic, Diagnostics, Note
 from ...syntax.source import Span
-from .staged import of as staged
-from .staged import shared_on_rank
+from .staged import find_shared_params
+from .staged import get_pipeline as staged
 
 Where = Callable[[Program], Iterator[Span]]
 
@@ -99,7 +99,7 @@ def _draws(program: Program) -> Iterator[Span]:
 
 
 def _limit(program: Program) -> Iterator[Span]:
-    if program.watch.limited:
+    if program.watch.get_loss_limit:
         yield program.watch.spans["spikes"]
 
 
@@ -125,7 +125,7 @@ def _order(program: Program) -> Iterator[Span]:
                 yield op.span
 
 
-def _mixed(program: Program) -> Iterator[Span]:
+def _modules_of_mixed_sharding(program: Program) -> Iterator[Span]:
     """Modules whose parameters are sharded over several axes, or gathered and reduced in
     several ways.
     """
@@ -147,14 +147,14 @@ def _mixed(program: Program) -> Iterator[Span]:
         yield program.region.span
 
 
-def _shared(program: Program) -> Iterator[Span]:
+def _params_of_several_stages(program: Program) -> Iterator[Span]:
     sharded = {
         name
         for bucket in program.buckets
         if program.degree(bucket.shard_axes) > 1
         for name in bucket.params
     }
-    if sharded.intersection(shared_on_rank(program)):
+    if sharded.intersection(find_shared_params(program)):
         yield program.axis(staged(program).axis).span
 
 
@@ -198,12 +198,12 @@ REFUSALS = (
     ),
     Refusal(
         "parameters of one module that are sharded in several ways",
-        _mixed,
+        _modules_of_mixed_sharding,
         "`fully_shard` has one setting for all parameters of a module",
     ),
     Refusal(
         "sharded parameters that several stages of one rank share",
-        _shared,
+        _params_of_several_stages,
         "`fully_shard` of modules that share parameters has them as one, and its forward"
         " requires a single root module",
     ),

@@ -56,7 +56,7 @@ def optimizer_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
     else of groups.
     """
     settings = program.train.optimizer
-    groups = settings.grouped(param.name for param in program.params)
+    groups = settings.params_by_group(param.name for param in program.params)
     first, *others = groups
     lines, params, decay = (
         list[str](),
@@ -105,7 +105,9 @@ def _fully_shard(modules: Sharded, program: Program) -> Iterator[str]:
         yield f"policy = MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
         arguments.append("mp_policy=policy")
     if params_elsewhere := [
-        name for name in program.stored if modules.repeats and _elsewhere(program, name, modules)
+        name
+        for name in program.params_and_buffers
+        if modules.repeats and _elsewhere(program, name, modules)
     ]:
         words = ", ".join(param.name for param in params_elsewhere)
         comment = (

@@ -13,14 +13,14 @@ from ...ir.stages import crossing
 from ...schedules.actions import Row
 from ..constants import stage_lines
 from ..module import Child, Module
-from ..naming import DTYPES, call, filled, layers_word, literal, stage_word
+from ..naming import DTYPES, call, fill_lines, layers_word, literal, stage_word
 from ..target import mesh_axes, placements
 
 ROWS = "schedule.csv"
 """The file of rows beside the program."""
 
 
-def of(program: Program) -> Pipeline:
+def get_pipeline(program: Program) -> Pipeline:
     """The pipeline of a program that has one."""
     assert program.pipeline, "emit: no pipeline"
     return program.pipeline
@@ -35,7 +35,7 @@ def row_files(program: Program) -> dict[str, str]:
     """
     if not program.pipeline:
         return {}
-    schedule = of(program).schedule
+    schedule = get_pipeline(program).schedule
     assert schedule, "emit: no schedule"
     lines = map(_with_state, schedule.rows) if is_sharded(program) else schedule.words
     return {ROWS: "".join(f"{','.join(line)}\n" for line in lines)}
@@ -46,7 +46,7 @@ def is_sharded(program: Program) -> bool:
     return any(program.degree(bucket.shard_axes) > 1 for bucket in program.buckets)
 
 
-def shared_on_rank(program: Program) -> list[str]:
+def find_shared_params(program: Program) -> list[str]:
     """The parameters that several stages of one rank have."""
     pipeline = program.pipeline
     stages_by_param = pipeline.param_stages if pipeline else ()
@@ -76,7 +76,7 @@ def constants(program: Program) -> Iterator[str]:
     """The layers and the rank of each stage."""
     if program.pipeline:
         yield from ["", *stage_lines(program)]
-        yield filled("STAGE_TO_RANK = ", [*map(str, program.pipeline.stage_to_rank)], 0)
+        yield fill_lines("STAGE_TO_RANK = ", [*map(str, program.pipeline.stage_to_rank)], 0)
         yield f"INNER = {literal(tuple(mesh_axes(program)))}  # the axes of DTensors"
 
 
@@ -87,9 +87,9 @@ def stage_layers(child: Child, count: str) -> str:
     )
 
 
-def dropped(module: Module, program: Program) -> Iterator[str]:
+def deletion_lines(module: Module, program: Program) -> Iterator[str]:
     """The lines that take away what a stage does not hold."""
-    stages = len(of(program).stage_to_rank)
+    stages = len(get_pipeline(program).stage_to_rank)
     for owners, together in groupby(
         sorted(module.held, key=module.held.__getitem__), key=module.held.__getitem__
     ):
@@ -109,7 +109,7 @@ def crossing_lines(program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
     """The lines that return examples of what crosses after a stage."""
     cuts = [
         [_example(value, program, sizes) for value in values]
-        for values in crossing(program, of(program))
+        for values in crossing(program, get_pipeline(program))
     ]
     end = 0
     for values, same in groupby(cuts):
@@ -138,23 +138,26 @@ def _example(value: Value, program: Program, sizes: Mapping[str, str]) -> str:
 # ---- build and steps
 
 
-def stages_made(
+def stage_construction_lines(
     program: Program, patterns: Mapping[str, str], model: str, to: str
 ) -> Iterator[str]:
     """The lines of `build` that make a rank's stages."""
     yield "inner = mesh[INNER]"
-    axis = literal(of(program).axis)
+    axis = literal(get_pipeline(program).axis)
     yield (
         "own = [stage for stage, rank in enumerate(STAGE_TO_RANK) if rank =="
         f" mesh.get_local_rank({axis})]"
     )
     yield f"stages = [stage_module(partial({model}, inner), stage){to} for stage in own]"
-    yield from (f"share(stages, {literal(patterns[name])})" for name in shared_on_rank(program))
+    yield from (f"share(stages, {literal(patterns[name])})" for name in find_shared_params(program))
 
 
-def pipeline_made(program: Program, patterns: Mapping[str, str]) -> Iterator[str]:
+def pipeline_construction_lines(program: Program, patterns: Mapping[str, str]) -> Iterator[str]:
     """The lines of `build` that make the pipeline of the stages."""
-    ranks = {patterns[name]: of(program).ranks_of(name) for name, _ in of(program).param_stages}
+    ranks = {
+        patterns[name]: get_pipeline(program).ranks_of(name)
+        for name, _ in get_pipeline(program).param_stages
+    }
     shared = (
         f"{literal(name)}: {literal(ranks_of_param)}"
         for name, ranks_of_param in ranks.items()
@@ -162,7 +165,7 @@ def pipeline_made(program: Program, patterns: Mapping[str, str]) -> Iterator[str
     )
     inputs = (arg.value for arg in program.microbatches.args)
     batch = (f"{literal(base(value.name))}: {value.type.dims.index(BATCH)}" for value in inputs)
-    axis = literal(of(program).axis)
+    axis = literal(get_pipeline(program).axis)
     stage_call = (
         f"pipeline_stage(module, stage, len(STAGE_TO_RANK), mesh, {axis}, partial(crossing, inner))"
     )

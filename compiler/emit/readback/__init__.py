@@ -22,7 +22,7 @@ def check(text: str, program: Program) -> int:
     Raises AssertionError, with the line, where the two differ.
     """
     try:
-        return File(program, ast.parse(text)).read()
+        return File(program, ast.parse(text)).compare()
     except SyntaxError as error:
         raise AssertionError(f"emit: line {error.lineno}: {error.msg}") from None
     except (MemoryError, RecursionError):

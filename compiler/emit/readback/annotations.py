@@ -94,7 +94,9 @@ def _is(machine: "Evaluator", annotation: ast.expr, value: object) -> bool:
     name = ast.unparse(annotation)
     demand(annotation, name in NAMES, f"`{name}` is no type")
     if name not in ("float", "int"):
-        demand(annotation, name.partition(".")[0] in machine.known, f"`{name}` is not imported")
+        demand(
+            annotation, name.partition(".")[0] in machine.module_names, f"`{name}` is not imported"
+        )
     match name:
         case "int":
             return type(value) is int

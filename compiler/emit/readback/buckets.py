@@ -39,24 +39,24 @@ class LayerMoves:
         for arg in region.args:
             if arg.enter is Enter.EACH:
                 sliced_dims |= {*arg.value.type.dims}
-        self.own, self.inner = list[str](), list[str]()
+        self.own_buckets, self.inner = list[str](), list[str]()
         for bucket in program.buckets:
             if bucket.dim in sliced_dims or {*entering} & {*bucket.params}:
                 if len(bucket.layers) == len(repeats):
-                    self.own.append(bucket.name)
+                    self.own_buckets.append(bucket.name)
                 elif len(bucket.layers) > len(repeats):
                     self.inner.append(bucket.name)
         self._forward = _ops(region)
-        self._backward = self._backward_at(repeats) if self.own else list[Op]()
+        self._backward = self._backward_at(repeats) if self.own_buckets else list[Op]()
 
     def functions(self) -> tuple[list[str], list[str]]:
         """The functions that are called before a layer, and after it."""
-        if not self.own:
+        if not self.own_buckets:
             return [], []
-        buckets = [self._program.bucket(name) for name in self.own]
+        buckets = [self._program.bucket(name) for name in self.own_buckets]
         resharded = [bucket.name for bucket in buckets if bucket.reshard_after_forward]
-        assert _complete(self._backward) == self.own, (
-            f"emit: {', '.join(self.own)} are reduced in another order"
+        assert _complete(self._backward) == self.own_buckets, (
+            f"emit: {', '.join(self.own_buckets)} are reduced in another order"
         )
         for ops in (self._forward, self._backward):
             gathers = self._gathers(ops)
@@ -76,9 +76,9 @@ class LayerMoves:
 
     def flat(self) -> list[Op]:
         """The ops that the moves do in forward."""
-        return [op for op in self._forward if op.kind == "unpack" or self._moved(op)]
+        return [op for op in self._forward if op.kind == "unpack" or self._bucket_of_coercion(op)]
 
-    def rest(self) -> Region:
+    def without_moves(self) -> Region:
         """The repeat without these ops."""
         flat = self.flat()
         body = [stmt for stmt in self._region.body if stmt not in flat]
@@ -90,14 +90,15 @@ class LayerMoves:
         """
         candidates = list[list[Op]]()
         for repeats, ops in _repeats(self._program.backward):
-            if repeats == around and {*_complete(ops)} == {*self.own}:
+            if repeats == around and {*_complete(ops)} == {*self.own_buckets}:
                 candidates.append(ops)
         assert len(candidates) == 1, (
-            f"emit: backward has {len(candidates)} repeats that complete {', '.join(self.own)}"
+            f"emit: backward has {len(candidates)} repeats that complete"
+            f" {', '.join(self.own_buckets)}"
         )
         return candidates[0]
 
-    def _moved(self, op: Op) -> str:
+    def _bucket_of_coercion(self, op: Op) -> str:
         """The bucket whose flat buffer an op leads from one placement to another; "" if it does
         not.
         """
@@ -108,7 +109,7 @@ class LayerMoves:
         """The buckets that are gathered, in their order."""
         buckets = list[str]()
         for op in ops:
-            bucket = self._moved(op)
+            bucket = self._bucket_of_coercion(op)
             if bucket and ends(op)[0].kind is Kind.SHARDED:
                 buckets.append(bucket)
         return buckets
@@ -158,9 +159,9 @@ class Buckets:
     def _coercions(self) -> list[Op]:
         """The coercions of flat buffers in the step."""
         ops = (op for op in self.program.region.body if isinstance(op, Op) and op.kind == "coerce")
-        return [op for op in ops if self.of(op.outputs[0])]
+        return [op for op in ops if self.bucket_of(op.outputs[0])]
 
-    def of(self, value: Value) -> Bucket | None:
+    def bucket_of(self, value: Value) -> Bucket | None:
         """The bucket whose flat buffer a value is, if it is one."""
         return self.of_name(value.name)
 
@@ -210,7 +211,7 @@ class Buckets:
         """Buckets whose gathers follow each other, of the same layers and axes."""
         gathers = list[tuple[Bucket, tuple[str, ...]]]()
         for op in self._coercions:
-            bucket = self.of(op.outputs[0])
+            bucket = self.bucket_of(op.outputs[0])
             if bucket and ends(op)[0].kind is Kind.SHARDED:
                 gathers.append((bucket, op.names("axes")))
         for _, run in groupby(gathers, key=lambda gather: (gather[0].layers, gather[1])):
@@ -239,7 +240,7 @@ class Buckets:
         sums = list[Op]()
         for op in self._coercions:
             is_sum = ends(op)[0].kind is Kind.PARTIAL and stages not in op.names("axes")
-            if is_sum and self.of(op.outputs[0]) == bucket:
+            if is_sum and self.bucket_of(op.outputs[0]) == bucket:
                 sums.append(op)
         return sums
 
@@ -250,6 +251,6 @@ class Buckets:
             if op.kind == "pack":
                 reduced |= {*self.program.bucket(str(op.get("bucket"))).params}
         params = [param.name for param in self.program.params if param.name not in reduced]
-        results = self.program.microbatches.results[self.program.made :]
+        results = self.program.microbatches.results[self.program.microbatch_results :]
         sum_of = {param: value.name for param, value in zip(params, results, strict=False)}
         return tuple(sum_of[param] for param in bucket.params)

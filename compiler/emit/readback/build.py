@@ -14,7 +14,7 @@ from ...config.settings import ON, Flow
 from ...ir import Bucket, Program, walk
 from ..naming import DTYPES
 from .machine import Machine
-from .terms import Event, Term, called, demand, frozen_key, within, wrong
+from .terms import Event, Term, demand, frozen_key, get_call, within, wrong
 from .values import Class, Instance
 
 
@@ -35,7 +35,7 @@ class Build:
         demand(self._node, len(results) == 2, "does not return the model and its state")
         whole = results[0]
         if isinstance(whole, Instance) and not self._program.pipeline:
-            return whole.of, whole, None
+            return whole.class_of_module, whole, None
         classes = [
             candidate
             for candidate in self._machine.classes
@@ -55,7 +55,7 @@ class Build:
         """Compares it with the program; `paths` are the parameters' names in the model's state."""
         program, machine = self._program, self._machine
         _, state = cast(tuple[object, object], self._made)
-        state_call = called(state, "TrainState")
+        state_call = get_call(state, "TrainState")
         if state_call is None or len(state_call[0]) != 4 or not isinstance(state_call[0][2], dict):
             raise wrong(self._node, "makes no state of model, mesh, buckets and optimizer")
         buckets = cast(dict[object, object], state_call[0][2])
@@ -109,12 +109,12 @@ class Build:
         program, names = self._program, [bucket.name for bucket in self._program.buckets]
         demand(self._node, [*buckets] == names, f"the buckets are {', '.join(map(str, buckets))}")
         for bucket in program.buckets:
-            bucket_call = called(buckets[bucket.name], "Bucket")
+            bucket_call = get_call(buckets[bucket.name], "Bucket")
             if bucket_call is None:
                 raise wrong(self._node, f"`{bucket.name}` is no bucket")
             node, (groups, options) = self._at_of(buckets[bucket.name]), bucket_call
             self._check_bucket(node, bucket, [*map(self._group, groups)], paths)
-            wanted = dict(sorted(_kept(self._machine, bucket, program).items()))
+            wanted = dict(sorted(_bucket_options(self._machine, bucket, program).items()))
             demand(
                 node,
                 frozen_key(wanted) == frozen_key(options),
@@ -144,7 +144,7 @@ class Build:
 
     def _group(self, group: object) -> "Group":
         """The patterns of a group, those that lie side by side together, and its settings."""
-        group_call, node = called(group, "ParamGroup"), self._at_of(group)
+        group_call, node = get_call(group, "ParamGroup"), self._at_of(group)
         if group_call is None:
             raise wrong(node, f"`{group}` is no group")
         patterns, options = group_call
@@ -194,7 +194,7 @@ def _together(bucket: Bucket, program: Program, paths: Mapping[str, str]) -> lis
     )
 
 
-def _kept(machine: Machine, bucket: Bucket, program: Program) -> dict[str, object]:
+def _bucket_options(machine: Machine, bucket: Bucket, program: Program) -> dict[str, object]:
     """The options of a bucket that are not the default."""
     moves = bucket.per_layer or program.pipeline is not None
     facts = ["reshard_after_forward", "shard_gradients", "shard_axes", "per_layer"] + [

@@ -79,10 +79,10 @@ class Calls:
         arguments = [str(self.program.size(positions)), str(dims)]
         arguments += [f"{key}={value!r}" for key, value in options.items()]
         arguments.append(f"dtype={DTYPES[PRECISIONS[self.program.train.precision]]}")
-        placed_arguments = self._placed(", ".join(arguments), positions, axes)
+        placed_arguments = self._table_arguments(", ".join(arguments), positions, axes)
         return self.machine.spec(f"rope_frequencies({placed_arguments})")
 
-    def _placed(self, arguments: str, seq: str, axes: tuple[str, ...]) -> str:
+    def _table_arguments(self, arguments: str, seq: str, axes: tuple[str, ...]) -> str:
         """The arguments of a table, and the arguments that say which positions a rank has."""
         if self.target.local:
             positions = ""
@@ -92,7 +92,7 @@ class Calls:
         placements = list[str]()
         for axis in mesh_axes(self.program):
             placement = sharded(seq) if axis in axes else INVARIANT
-            placements.append(placed(placement, ((), (seq,))))
+            placements.append(placement_text(placement, ((), (seq,))))
         ranks = zigzag_ranks(self.program)
         zigzag = f", zigzag={ranks}" if ranks > 1 else ""
         return f"mesh, {arguments}, placements=[{', '.join(placements)}]{zigzag}"
@@ -103,7 +103,7 @@ class Reader:
     """Reads one expression: `shapes` are the shapes of the operands, by their terms."""
 
     machine: Machine
-    it: Local
+    local: Local
     operands: tuple[object, ...]
     shapes: Mapping[object, Shape]
     table: object
@@ -113,13 +113,15 @@ class Reader:
     def compare(self, value: object) -> None:
         """Raises where an expression is another op, or its results have other dims."""
         shapes_of_text = self._results(value)
-        wanted = [self.it.program.joined(result.type) for result in self.it.op.outputs]
+        wanted = [
+            self.local.program.dims_in_memory(result.type) for result in self.local.op.outputs
+        ]
         self._demand(
-            shapes_of_text in ([], wanted), f"of dims {', '.join(map(_said, shapes_of_text))}"
+            shapes_of_text in ([], wanted), f"of dims {', '.join(map(_shape_text, shapes_of_text))}"
         )
 
     def _demand(self, holds: bool, what: str) -> None:
-        op = self.it.op
+        op = self.local.op
         attrs = ", ".join(f"{key}={value}" for key, value in op.attrs)
         dims = "; ".join(", ".join(value.type.dims) for value in op.outputs)
         ours = f"{op.kind}({', '.join(op.inputs)}) <{attrs}> of dims {dims}"
@@ -129,7 +131,7 @@ class Reader:
         """The shapes of the results, where they follow from the operands' shapes."""
         match value:
             case Term(head="call", args=(function, args, options)):
-                return self._called(
+                return self._results_of_call(
                     function, cast(Values, args), cast(Mapping[str, object], options)
                 )
             case Term(head="neg", args=(x,)):
@@ -143,7 +145,9 @@ class Reader:
             case _:
                 raise wrong(self.node, f"{value} is no op")
 
-    def _called(self, function: object, args: Values, options: Mapping[str, object]) -> list[Shape]:
+    def _results_of_call(
+        self, function: object, args: Values, options: Mapping[str, object]
+    ) -> list[Shape]:
         """The shapes of the results of a call."""
         match function:
             case Term(head="attr", args=(x, "float" | "double" as wide)) if not args:
@@ -154,28 +158,28 @@ class Reader:
                 self._demand(dim == -1, f"unflattened at {dim}")
                 return [self._unflatten(shape, sizes) for shape in self._results(viewed)]
             case Term(head="attr", args=(x, "redistribute")):
-                return self._redistributed(x, options.get("placements"))
+                return self._redistribute(x, options.get("placements"))
             case Term(head="name", args=("once",)) if not self.target.local:
                 x, to, *_ = args
-                return self._redistributed(x, to)
+                return self._redistribute(x, to)
             case Term(head="name", args=("on_each_rank",)) if not self.target.local:
                 user_function, to, *operands = args
                 return self._on_each_rank(user_function, to, operands)
             case _:
-                wanted = self.target.function(self.it.op, self.it.program)
+                wanted = self.target.function(self.local.op, self.local.program)
                 self._demand(str(function) == wanted, f"`{function}`")
                 readers = {
                     "concat": self._concat,
                     "contract": self._product,
                     "contracts": self._products,
-                    "grouped_contract": self._grouped,
+                    "grouped_contract": self._grouped_product,
                 }
-                return readers.get(self.it.op.kind, self._call)(args, options)
+                return readers.get(self.local.op.kind, self._call)(args, options)
 
     def _demand_op(self, kind: str, operands: Values, **attrs: object) -> None:
-        self._demand(kind == self.it.op.kind, f"`{kind}`")
+        self._demand(kind == self.local.op.kind, f"`{kind}`")
         self._demand((*operands,) == self.operands, f"of {', '.join(map(str, operands))}")
-        wanted = dict(self.it.op.attrs)
+        wanted = dict(self.local.op.attrs)
         for key in {*wanted, *attrs}:
             self._demand(_same(attrs.get(key), wanted.get(key)), f"with {key} {attrs.get(key)}")
 
@@ -203,7 +207,7 @@ class Reader:
         for shape in padded:
             for dim, full in zip(shape, whole, strict=True):
                 alike = alike and dim in ((), full)
-        self._demand(alike, f"`{kind}` of dims {' and '.join(map(_said, shapes))}")
+        self._demand(alike, f"`{kind}` of dims {' and '.join(map(_shape_text, shapes))}")
         return whole
 
     def _concat(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
@@ -212,18 +216,19 @@ class Reader:
         """
         operands, shapes = zip(*map(self._tensor, args), strict=True)
         before = self._broadcast("concat", [shape[:-1] for shape in shapes])
-        lasts = [(type.dims[-1],) for type in self.it.types]
+        lasts = [(type.dims[-1],) for type in self.local.types]
         self._demand(
-            [shape[-1] for shape in shapes] == lasts, f"of {', '.join(map(_said, shapes))}"
+            [shape[-1] for shape in shapes] == lasts, f"of {', '.join(map(_shape_text, shapes))}"
         )
-        self._demand_op("concat", operands, **options, **dict(self.it.op.attrs))
-        return [(*before, (str(self.it.op.get("as")),))]
+        self._demand_op("concat", operands, **options, **dict(self.local.op.attrs))
+        return [(*before, (str(self.local.op.get("as")),))]
 
     def _product(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """`linear` sums over the last dims of both."""
         (x, left), (w, right) = map(self._tensor, args)
         self._demand(
-            left[-1] == right[-1], f"a product over {_said(left[-1:])} and {_said(right[-1:])}"
+            left[-1] == right[-1],
+            f"a product over {_shape_text(left[-1:])} and {_shape_text(right[-1:])}",
         )
         self._demand_op("contract", (x, w), over=left[-1], **options)
         return [left[:-1] + right[:-1]]
@@ -232,7 +237,7 @@ class Reader:
         """`fused_linear`; `into` has the sizes of each result that is unflattened."""
         (x, left), *weights = map(self._tensor, args)
         alike = all(right[-1] == left[-1] for _, right in weights)
-        self._demand(alike, f"a product over {_said(left[-1:])} and other dims")
+        self._demand(alike, f"a product over {_shape_text(left[-1:])} and other dims")
         attrs = dict[str, tuple[str, ...]]()
         for key, option in options.items():
             if key != "into":
@@ -244,11 +249,12 @@ class Reader:
             shapes.append(self._unflatten(left[:-1] + right[:-1], sizes))
         return shapes
 
-    def _grouped(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
+    def _grouped_product(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """`grouped_linear` sums over the last dims of both, for each expert."""
         (x, left), (w, right) = map(self._tensor, args[:2])
         self._demand(
-            left[-1] == right[-1], f"a product over {_said(left[-1:])} and {_said(right[-1:])}"
+            left[-1] == right[-1],
+            f"a product over {_shape_text(left[-1:])} and {_shape_text(right[-1:])}",
         )
         self._demand_op("grouped_contract", (x, w, *args[2:]), over=left[-1], **options)
         return [(*left[:-1], sum(right[:-1], ())[1:])]
@@ -259,8 +265,8 @@ class Reader:
         The first size may be -1.
         """
         dims = shape[-1]
-        type = next((t for t in self.it.types[1:] if {*dims} <= {*t.dims}), self.it.types[0])
-        wanted = [self.it.program.local_size(type, dim) for dim in dims]
+        type = next((t for t in self.local.types[1:] if {*dims} <= {*t.dims}), self.local.types[0])
+        wanted = [self.local.program.local_size(type, dim) for dim in dims]
         fits = (
             len(sizes) == len(dims) and sizes[0] in (-1, wanted[0]) and [*sizes[1:]] == wanted[1:]
         )
@@ -269,33 +275,35 @@ class Reader:
 
     # ---- DTensors
 
-    def _redistributed(self, x: object, to: object) -> list[Shape]:
+    def _redistribute(self, x: object, to: object) -> list[Shape]:
         """A coercion to placements, one for each axis of the mesh."""
-        self._demand_op("coerce", (x,), **dict(self.it.op.attrs))
+        self._demand_op("coerce", (x,), **dict(self.local.op.attrs))
         shape = self.shapes[x]
-        self._demand(to == self._placed(self.it.op.outputs[0].type, shape), f"placed {to}")
+        self._demand(to == self._placements(self.local.op.outputs[0].type, shape), f"placed {to}")
         return [shape]
 
     def _on_each_rank(self, function: object, to: object, operands: Values) -> list[Shape]:
         """A call of a function of the user's own on local tensors."""
-        constants = self.target.call(self.it).args
-        named = self.machine.spec(self.target.function(self.it.op, self.it.program))
+        constants = self.target.call(self.local).args
+        named = self.machine.spec(self.target.function(self.local.op, self.local.program))
         wanted = named
         if constants:
             wanted = self.machine.terms("lambda", named, tuple(cast(Values, constants)))
         self._demand(function is wanted, f"`{function}`")
-        self._demand_op("call", operands, **dict(self.it.op.attrs))
+        self._demand_op("call", operands, **dict(self.local.op.attrs))
         placements = list[object]()
-        for result in self.it.op.outputs:
+        for result in self.local.op.outputs:
             shape = tuple((dim,) for dim in result.type.dims)
-            placements.append(self._placed(result.type, shape))
+            placements.append(self._placements(result.type, shape))
         wanted_placements = placements[0] if len(placements) == 1 else tuple(placements)
         self._demand(to == wanted_placements, f"placed {to}")
         return []
 
-    def _placed(self, type: Type, shape: Shape) -> object:
+    def _placements(self, type: Type, shape: Shape) -> object:
         """The placements of a value of a type, one for each axis of the mesh."""
-        placements = (placed(type.at(axis), shape) for axis in mesh_axes(self.it.program))
+        placements = (
+            placement_text(type.placement_on(axis), shape) for axis in mesh_axes(self.local.program)
+        )
         return self.machine.spec(f"[{', '.join(placements)}]")
 
     def _tensor(self, value: object, negative: bool = False) -> tuple[object, Shape]:
@@ -317,17 +325,17 @@ class Reader:
                 indices = _indices(args, len(shape) + (view == "unsqueeze"))
                 self._demand(bool(indices), f"{view} at {args}")
                 if view == "flatten":
-                    return operand, _flattened(shape, *indices)
+                    return operand, _flatten(shape, *indices)
                 first = indices[0]
                 return operand, (*shape[:first], (), *shape[first:])
             case _:
-                raise wrong(self.node, f"{value} is no operand of the IR's {self.it.op.kind}")
+                raise wrong(self.node, f"{value} is no operand of the IR's {self.local.op.kind}")
 
     # ---- calls
 
     def _call(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """The operands, and what the op's entry says."""
-        wanted = self.target.call(self.it)
+        wanted = self.target.call(self.local)
         by_keyword = {
             option.operand for option in wanted.options.values() if isinstance(option, Keyword)
         }
@@ -348,13 +356,13 @@ class Reader:
         match wanted:
             case Dims(names):
                 dims = [first[i] for i in _indices(value, len(first))]
-                return dims == [self._stored(name) for name in names]
+                return dims == [self._dims_in_memory(name) for name in names]
             case Size(dim):
-                return _same(value, self.it.program.size(dim))
+                return _same(value, self.local.program.size(dim))
             case Group(axes):
                 return value is self._group(axes)
             case Positions() | PositionIds() | Experts():
-                return value is self.machine.spec(layout_of(self.it.program, wanted))
+                return value is self.machine.spec(layout_of(self.local.program, wanted))
             case Shards(parts):
                 return self._means_shards(cast(dict[int, object], value), parts)
             case Keyword(operand):
@@ -374,20 +382,20 @@ class Reader:
             return False
         return all(self._means(by_index[index_of[dim,]], part) for dim, part in parts.items())
 
-    def _stored(self, dim: str) -> tuple[str, ...]:
+    def _dims_in_memory(self, dim: str) -> tuple[str, ...]:
         """The dims that lie together with a dim of the first operand; the rows of a padded buffer
         lie with the tokens.
         """
-        program, type = self.it.program, self.it.types[0]
+        program, type = self.local.program, self.local.types[0]
         if dim not in type.dims:
             return (dim,)
-        return program.joined(type)[program.place_of(type, dim)]
+        return program.dims_in_memory(type)[program.place_of(type, dim)]
 
     def _group(self, axes: Sequence[str]) -> object:
         return self.machine.spec(f"mesh.axis({', '.join(map(repr, axes))})")
 
 
-def placed(place: Placement, shape: Shape) -> str:
+def placement_text(place: Placement, shape: Shape) -> str:
     """A placement on an axis as torch has it, of a tensor of this shape."""
     if place.kind is Kind.SHARDED:
         (index,) = (i for i, dims in enumerate(shape) if dims[:1] == (place.dim,))
@@ -412,7 +420,7 @@ def layout_of(program: Program, layout: Layout) -> str:
     return f"{function}({', '.join(arguments)})"
 
 
-def _flattened(shape: Shape, start: int, end: int = -1) -> Shape:
+def _flatten(shape: Shape, start: int, end: int = -1) -> Shape:
     first, last = (i % len(shape) for i in (start, end))
     return (*shape[:first], sum(shape[first : last + 1], ()), *shape[last + 1 :])
 
@@ -435,5 +443,5 @@ def _same(value: object, wanted: object) -> bool:
     return frozen_key(value) == frozen_key(wanted)
 
 
-def _said(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     return f"[{', '.join('*'.join(dim) or '1' for dim in shape)}]"

@@ -11,13 +11,13 @@ from collections.abc import Collection, Sequence
 from ...ir.placements import COERCIONS
 from ...ops import OPS
 from ...ops.experts import ASYNC, WAIT
-from .terms import Event, Log, Loop, Term, called, wrong
+from .terms import Event, Log, Loop, Term, get_call, wrong
 
 MOVES = ("reduce_grads_in_backward", "reshard", "unshard")
 """The functions by which loops over layers move flat buffers."""
 
 
-def ordered_functions() -> frozenset[str]:
+def communicating_functions() -> frozenset[str]:
     """The functions of a forward that communicate, in it or in backward: their order is the
     program's.
     """
@@ -35,8 +35,10 @@ def compare(node: ast.AST, actual: Log, expected: Log, ordered: Collection[str] 
         raise wrong(
             node, f"nothing does {', '.join(dict.fromkeys(str(event.term) for event in missing))}"
         )
-    functions = ordered or ordered_functions()
-    _compare_order(node, _ordered(actual, functions), _ordered(expected, functions))
+    functions = ordered or communicating_functions()
+    _compare_order(
+        node, _communicating_entries(actual, functions), _communicating_entries(expected, functions)
+    )
     _compare_overlap(_beside(actual), _beside(expected))
 
 
@@ -47,12 +49,12 @@ def demand_known(actual: Log, expected: Log) -> "Counter[object]":
         if isinstance(event, Event):
             left[event.key] -= 1
             if left[event.key] < 0:
-                hint = _recomputed(event, expected) or _instead(actual, expected)
+                hint = _recomputation_hint(event, expected) or _instead(actual, expected)
                 raise wrong(event.node, f"nothing in the IR does `{ast.unparse(event.node)}`{hint}")
     return left
 
 
-def _recomputed(event: Event, expected: Log) -> str:
+def _recomputation_hint(event: Event, expected: Log) -> str:
     """The end of the message where only recomputation differs."""
     alike = [other for other in expected if isinstance(other, Event) and other.term is event.term]
     if not alike or any(other.key == event.key for other in alike):
@@ -76,7 +78,7 @@ def _instead(actual: Log, expected: Log) -> str:
     return f" here, which does {first.term}" if (first := next(missing, None)) else " here"
 
 
-def _ordered(log: Log, functions: Collection[str]) -> list[Event | Loop]:
+def _communicating_entries(log: Log, functions: Collection[str]) -> list[Event | Loop]:
     return [
         entry for entry in log if isinstance(entry, Loop) or function_of(entry.term) in functions
     ]
@@ -128,7 +130,7 @@ def _beside(log: Log) -> list[list[Event]]:
 
 def _begins(term: Term) -> bool:
     """Whether a call begins what a `wait` waits for."""
-    call_parts = called(term, function_of(term))
+    call_parts = get_call(term, function_of(term))
     return bool(call_parts and call_parts[1].get(ASYNC.name))
 
 

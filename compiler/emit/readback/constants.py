@@ -47,7 +47,7 @@ def _layers(program: Program, pipeline: Pipeline) -> str:
 
 
 def _pipeline(program: Program, pipeline: Pipeline) -> str:
-    carried = _carried(program, crossing(program, pipeline))
+    carried = _stage_inputs(program, crossing(program, pipeline))
     largest, *smaller = every_size(program)
     file, groups = _rows(largest, "")
     settings = f"stage_to_rank={pipeline.stage_to_rank!r}, stage_inputs=({', '.join(carried)},)"
@@ -67,13 +67,15 @@ def _rows(program: Program, number: str) -> tuple[str, str]:
     schedule = program.pipeline.schedule
     assert schedule, "emit: no schedule"
     rows = "".join(f"{','.join(row)}\n" for row in schedule.words)
-    begun = "".join(f"{','.join(re.findall(_GROUP, ' '.join(row)))}\n" for row in schedule.grouped)
+    begun = "".join(
+        f"{','.join(re.findall(_GROUP, ' '.join(row)))}\n" for row in schedule.words_with_groups
+    )
     files = {f"schedule{number}.csv": rows, f"message_groups{number}.csv": begun}
-    file, groups = (read_beside("read_schedule", name, text) for name, text in files.items())
+    file, groups = (companion_call("read_schedule", name, text) for name, text in files.items())
     return file, groups
 
 
-def _carried(program: Program, cuts: list[list[Value]]) -> list[str]:
+def _stage_inputs(program: Program, cuts: list[list[Value]]) -> list[str]:
     """The values of neighbouring cuts where the same crosses, each with these cuts if they are
     not all.
     """
@@ -101,7 +103,7 @@ def _value(program: Program, value: Value) -> str:
 # ---- files beside a program, which it knows by their hashes
 
 
-def read_beside(function: str, name: str, text: str) -> str:
+def companion_call(function: str, name: str, text: str) -> str:
     """The call that reads a file with this text from beside the program."""
     return f"{function}({name!r}, beside=__file__, sha256={digest(text)!r})"
 

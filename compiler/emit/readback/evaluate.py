@@ -56,7 +56,7 @@ class Evaluator(ABC):
 
     def __init__(self, terms: Terms, stubs: dict[str, Stub]) -> None:
         self.terms, self.stubs = terms, {terms.name(name): stub for name, stub in stubs.items()}
-        self.known: dict[str, object] = {}
+        self.module_names: dict[str, object] = {}
         self.log: Log = []
         self.recompute: object = None  # whether backward recomputes what is run now
         self.frame = Frame()
@@ -78,7 +78,7 @@ class Evaluator(ABC):
         bindings = {name: Binding(value) for name, value in names.items()}
         before, self.frame = self.frame, Frame(names=bindings, is_spec=True)
         try:
-            return self.value(parsed(text))
+            return self.value(parse(text))
         finally:
             self.frame = before
 
@@ -105,9 +105,11 @@ class Evaluator(ABC):
             return binding
         if self.frame.is_spec:
             return Binding(self.terms.name(node.id))
-        demand(node, node.id not in self.frame.own, f"`{node.id}` is read before it is bound")
-        if node.id in self.known:
-            return Binding(self.known[node.id])
+        demand(
+            node, node.id not in self.frame.bound_names, f"`{node.id}` is read before it is bound"
+        )
+        if node.id in self.module_names:
+            return Binding(self.module_names[node.id])
         demand(node, node.id in self.built_in, f"`{node.id}` is not imported or defined")
         return Binding(self.terms.name(node.id))
 
@@ -117,7 +119,7 @@ class Evaluator(ABC):
             case Instance(is_whole=True) as of:
                 if node.attr not in of.attributes:
                     raise wrong(node, f"`{ast.unparse(node)}` is not set, or not on this stage")
-                of.read.add(node.attr)
+                of.attributes_read.add(node.attr)
                 return of.attributes[node.attr]
             case Instance() | Term() as of:
                 return self.terms("attr", of, node.attr)
@@ -190,9 +192,9 @@ class Evaluator(ABC):
             return self.operate(node, ast.Add, left, negative)
         term = self.terms(word, *operands)
         # a sign is part of what is added or returned
-        return term if word == "neg" else self.done(node, term)
+        return term if word == "neg" else self.log_term(node, term)
 
-    def done(self, node: ast.AST, term: Term, block: bool = False) -> Term:
+    def log_term(self, node: ast.AST, term: Term, block: bool = False) -> Term:
         """Logs what was computed; of a layer's number nothing is."""
         numbers = (
             term.head in ("%", "==")
@@ -284,7 +286,7 @@ class Evaluator(ABC):
             raise wrong(node, f"`{ast.unparse(first.iter)}` are not known")
         demand(
             node,
-            name not in self.known and name not in self.built_in,
+            name not in self.module_names and name not in self.built_in,
             f"`{name}` hides what the module calls so",
         )
         before = self.frame.names.get(name)
@@ -322,7 +324,7 @@ class Evaluator(ABC):
             case Term(head="attr", args=(Instance() as of, str(name))):
                 return self.register(node, of, name, args, options)
             case Term():
-                return self.done(
+                return self.log_term(
                     node, self.terms("call", function, tuple(args), dict(sorted(options.items())))
                 )
             case Class():
@@ -358,6 +360,6 @@ class Evaluator(ABC):
 
 
 @cache
-def parsed(text: str) -> ast.expr:
+def parse(text: str) -> ast.expr:
     """The expression of a text of the compiler's own."""
     return ast.parse(text, mode="eval").body

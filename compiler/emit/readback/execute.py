@@ -91,7 +91,7 @@ class Statements(Evaluator):
         demand_type(self, annotation, value, node)
 
     def _demand_free(self, node: ast.FunctionDef) -> None:
-        taken = self.frame.own & ({*self.known} | self.built_in | {"torch", "nn"})
+        taken = self.frame.bound_names & ({*self.module_names} | self.built_in | {"torch", "nn"})
         demand(node, not taken, f"{', '.join(sorted(taken))} hides what the module calls so")
 
     # ---- statements
@@ -170,7 +170,7 @@ class Statements(Evaluator):
         match value:
             case Term(head="call" | "each"):
                 if isinstance(function := value.args[0], Term) and function.head == "name":
-                    self.done(node, self.terms("unpack", value, count))
+                    self.log_term(node, self.terms("unpack", value, count))
                 return [self.terms("item", value, i, count) for i in range(count)]
             case tuple() if len(several := cast(tuple[object, ...], value)) == count:
                 return several
@@ -186,7 +186,7 @@ class Statements(Evaluator):
         )
         demand(stmt, isinstance(before, Term), "changes what is no value of the step")
         self.frame.names[stmt.target.id] = Binding(
-            self.done(stmt, self.terms("+=", before, more)), stmt.target
+            self.log_term(stmt, self.terms("+=", before, more)), stmt.target
         )
         return NOTHING
 
@@ -251,8 +251,8 @@ class Statements(Evaluator):
     def _enter(self, stmt: ast.For, loop: Loop, zipped: bool) -> None:
         """Binds what a layer has of its own, and what it carries."""
         names = self.frame.names
-        targets = _stored([stmt.target])
-        for name in dict.fromkeys(sorted(_stored(stmt.body), key=_first(stmt))):
+        targets = _names_bound_in([stmt.target])
+        for name in dict.fromkeys(sorted(_names_bound_in(stmt.body), key=_first(stmt))):
             if name in names and name not in targets:
                 if (store := names[name].store) is not None:
                     self.read.add(store)
@@ -280,7 +280,7 @@ class Statements(Evaluator):
     def _leave(self, loop: Loop) -> None:
         """After a loop only the values it carries have names."""
         names = self.frame.names
-        for name in _stored(loop.node.body) | _stored([loop.node.target]):
+        for name in _names_bound_in(loop.node.body) | _names_bound_in([loop.node.target]):
             end = names.pop(name, None)
             if end and end.store is not None and name in loop.carried:
                 self.read.add(end.store)
@@ -294,7 +294,7 @@ def body_of(node: ast.FunctionDef | ast.ClassDef | ast.Module) -> list[ast.stmt]
     return node.body[ast.get_docstring(node, clean=False) is not None :]
 
 
-def _stored(nodes: Sequence[ast.AST]) -> set[str]:
+def _names_bound_in(nodes: Sequence[ast.AST]) -> set[str]:
     """The names that statements or targets bind."""
     every = (node for top in nodes for node in ast.walk(top))
     return {
@@ -306,7 +306,7 @@ def _own(node: ast.FunctionDef) -> frozenset[str]:
     args = node.args
     several = [args.vararg] if args.vararg else []
     return frozenset(
-        _stored(node.body)
+        _names_bound_in(node.body)
         | {parameter.arg for parameter in (*args.args, *several, *args.kwonlyargs)}
     )
 
@@ -315,7 +315,7 @@ def _first(loop: ast.For) -> Callable[[str], int]:
     """Sorts names as the line binds them that binds the most: that of the module's call."""
     order = [
         node.id
-        for stmt in sorted(loop.body, key=lambda stmt: -len(_stored([stmt])))
+        for stmt in sorted(loop.body, key=lambda stmt: -len(_names_bound_in([stmt])))
         for node in ast.walk(stmt)
         if isinstance(node, ast.Name)
     ]

@@ -14,7 +14,7 @@ from typing import cast
 
 from attrs import evolve
 
-from ...analysis.bucket_layout import stored_as_matrix
+from ...analysis.bucket_layout import is_stored_as_matrix
 from ...analysis.param_uses import leaves
 from ...analysis.recompute import name_of
 from ...ir import (
@@ -35,7 +35,7 @@ from ...ir.placements import ends
 from ...ops import OPS
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, CASTS, Context, Expr, express
-from ..line_writer import captured
+from ..line_writer import find_captured_values
 from ..loop_hooks import repeat_of
 from ..target import RUNTIME_TARGET, Target
 from .buckets import LayerMoves, Repeats
@@ -74,7 +74,7 @@ class Forward:
         self._leaves = leaves(program)
         self._texts: dict[str, str] = {}
         self._params: dict[str, object] = {}  # layers' groups of flat parameters, by repeat
-        self.done: set[str] = set()  # the ops, by their first results
+        self.done_ops: set[str] = set()  # the ops, by their first results
         self.values: dict[str, object] = {}
         self._calls = Calls(machine, program, self._types, self._shape, target)
         layout = partial(layout_of, program)
@@ -92,7 +92,7 @@ class Forward:
     def compare(self, model: Instance, names_of_inputs: Sequence[str]) -> None:
         """Runs the model on the inputs of these names, and compares it with the forward block."""
         named = {name: self._machine.terms.name(name) for name in names_of_inputs}
-        node = model.of.forward
+        node = model.class_of_module.forward
         actual = self.begin(named)
         result = self._machine.forward(node, model, [*named.values()])
         before = self.expect()
@@ -141,7 +141,7 @@ class Forward:
         )
 
     def _yields(self) -> list[str]:
-        return [end.name for end in self._region.yields[: self._program.made]]
+        return [end.name for end in self._region.yields[: self._program.microbatch_results]]
 
     def term(self, name: str) -> object:
         """The term of a value of the IR."""
@@ -153,7 +153,9 @@ class Forward:
     def _param(self, name: str, param: str) -> object:
         """A parameter; a DTensor is cast where it is read, and a view of a flat buffer is not."""
         term, dtype = self._machine.terms("param", param), self._types[name].dtype
-        master = next(stored.type.dtype for stored in self._program.stored if stored.name == param)
+        master = next(
+            stored.type.dtype for stored in self._program.params_and_buffers if stored.name == param
+        )
         if self._target.local or dtype == master:
             return term
         return self._machine.spec(f"x.{CASTS[dtype]}()", x=term)
@@ -180,7 +182,7 @@ class Forward:
 
     def _op(self, op: Op, whole: bool) -> None:
         results = [value.name for value in op.outputs]
-        self.done.add(results[0])
+        self.done_ops.add(results[0])
         if self._is_silent(op):
             self.values[results[0]] = self.term(op.inputs[0])
             return
@@ -199,8 +201,10 @@ class Forward:
             index -= 1
         event = log[index]
         assert isinstance(event, Event), f"emit: {op.kind} is no call"
-        is_recomputed = name_of(op) in self._selected() or results[0] in self._program.recomputed
-        if not whole and (is_recomputed or self._twins.count[self._twins.of(results[0])]):
+        is_recomputed = (
+            name_of(op) in self._kinds_recomputed() or results[0] in self._program.recomputed
+        )
+        if not whole and (is_recomputed or self._twins.count[self._twins.twin_of(results[0])]):
             log[index] = evolve(event, block=True)
         parts = [value]
         if len(results) > 1:
@@ -220,7 +224,7 @@ class Forward:
         without = op.kind == "coerce" and self._types[op.inputs[0]].dtype not in FLOATS
         return without and ends(op) == (INVARIANT, REPLICATED)
 
-    def _selected(self) -> set[str]:
+    def _kinds_recomputed(self) -> set[str]:
         """The kinds of ops that the plan recomputes wherever they are."""
         recompute = self._program.train.recompute
         return {*recompute.names} if recompute.word == "selective" else set()
@@ -232,7 +236,7 @@ class Forward:
         firsts = list[str]()
         for op in ops:
             if not (self._is_silent(op) or OPS[op.kind].decides):
-                firsts.append(self._twins.of(op.outputs[0].name))
+                firsts.append(self._twins.twin_of(op.outputs[0].name))
         left = Counter({first: self._twins.count[first] for first in firsts})
         every = {self._twins.every[first] for first in firsts if left[first]}
         assert every <= {whole}, (
@@ -246,7 +250,7 @@ class Forward:
 
     def _matrix(self, name: str) -> Param | None:
         """The parameter that a value is, if it is stored as a matrix."""
-        params = {param.name: param for param in self._program.params if stored_as_matrix(param)}
+        params = {param.name: param for param in self._program.params if is_stored_as_matrix(param)}
         return params.get(self._leaves.get(name, ""))
 
     def _is_matrix(self, name: str) -> bool:
@@ -258,7 +262,7 @@ class Forward:
         """
         dims = self._types[name].dims
         if not (param := self._matrix(name)):
-            return self._program.joined(self._types[name])
+            return self._program.dims_in_memory(self._types[name])
         cut = len(dims) - param.inner
         return dims[:cut], dims[cut:]
 
@@ -275,19 +279,19 @@ class Forward:
         outer, machine.log = machine.log, []
         outer_params = dict(self._params)
         around = (*around, (region.dim, str(region.span)))
-        layer = LayerMoves(self._program, region, around, self._sliced(region))
+        layer = LayerMoves(self._program, region, around, self._sliced_values(region))
         self._slice(region, loop)
-        moved, groups = (layer.groups(names, self._paths) for names in self._moved(layer))
+        moved, groups = (layer.groups(names, self._paths) for names in self._buckets_around(layer))
         for name in groups:
             self._params[name] = machine.terms("each", outer_params[name], loop.symbol)
         self.compare_domains(region, loop, [outer_params[name] for name in groups])
         assert len(moved) < 2, f"emit: {', '.join(moved)} are one loop"
         first, last = layer.functions() if moved else ([], [])
-        followed = self._followed(region, used)
+        followed = self._value_for_backward(region, used)
         for function in first:
             self.values[followed] = self._move(function, self.values[followed], moved[0])
-        self.done |= {op.outputs[0].name for op in layer.flat()}
-        results = self._layer(region, loop, layer.rest(), around)
+        self.done_ops |= {op.outputs[0].name for op in layer.flat()}
+        results = self._layer(region, loop, layer.without_moves(), around)
         ends = dict[str, object]()
         for arg, end in zip(carried, region.yields, strict=False):
             ends[arg.value.name] = results[end.name]
@@ -300,7 +304,7 @@ class Forward:
             self.values[value.name] = loop.after[name]
         machine.log, self._params = outer, outer_params
 
-    def _sliced(self, region: Region) -> set[str]:
+    def _sliced_values(self, region: Region) -> set[str]:
         """The parameters, or other values, whose slices enter a layer."""
         sliced = set[str]()
         for arg in region.args:
@@ -314,7 +318,7 @@ class Forward:
         """Does what one layer does without the moves of its state; returns what it hands on."""
         # parameters of the model, which a layer is given as they are read, and its layers after it
         model_params = dict[str, object]()
-        for name in captured(region):
+        for name in find_captured_values(region):
             if name in self._leaves and name not in self.values:
                 model_params[name] = self.term(name)
         self.values |= model_params
@@ -330,14 +334,14 @@ class Forward:
             del self.values[name]
         return results
 
-    def _moved(self, layer: LayerMoves) -> tuple[Sequence[str], Sequence[str]]:
+    def _buckets_around(self, layer: LayerMoves) -> tuple[Sequence[str], Sequence[str]]:
         """The buckets that lines around a layer move, and the buckets that a layer takes.
 
         DTensors have no lines for it.
         """
         if not self._target.local:
             return (), ()
-        return layer.own, [*layer.own, *layer.inner]
+        return layer.own_buckets, [*layer.own_buckets, *layer.inner]
 
     def _carry(self, region: Region, loop: Loop, log_before: Log) -> dict[Arg, str]:
         """The names that carry a repeat's values: each begins, after `done`, as its value does."""
@@ -363,11 +367,11 @@ class Forward:
         """
         for arg in region.args:
             if arg.enter is Enter.EACH and are_draws(arg.value.type):
-                self.values[arg.value.name] = self.drawn(loop, self.term(arg.source))
+                self.values[arg.value.name] = self.draws_of_layer(loop, self.term(arg.source))
             elif arg.enter is Enter.EACH and arg.source in self._leaves:
                 self._leaves[arg.value.name] = self._leaves[arg.source]
 
-    def drawn(self, loop: Loop, all_: object) -> object:
+    def draws_of_layer(self, loop: Loop, all_: object) -> object:
         """The draws of one layer."""
         return self._machine.terms("each", all_, loop.symbol)
 
@@ -389,7 +393,7 @@ class Forward:
         wanted = Counter(map(frozen_key, [*draws, *groups]))
         if (every := self.recomputes(region)) > 1:
             wanted[frozen_key(self._which(size, every))] += 1
-        demand(loop.node, others == wanted, f"goes over {_said(others)}, not {_said(wanted)}")
+        demand(loop.node, others == wanted, f"goes over {_to_text(others)}, not {_to_text(wanted)}")
 
     def _which(self, size: int, every: int) -> tuple[bool, ...]:
         return tuple(i % every == 0 for i in range(size))
@@ -412,7 +416,7 @@ class Forward:
         size = next(len(modules.by_key) for modules in loop.domains if isinstance(modules, Modules))
         return self._machine.terms("each", self._which(size, every), loop.symbol)
 
-    def _followed(self, region: Region, used: Counter[str]) -> str:
+    def _value_for_backward(self, region: Region, used: Counter[str]) -> str:
         """The first value by which backward comes through all layers.
 
         A layer reads it, and something uses its end.
@@ -444,5 +448,5 @@ def _axis(axes: tuple[str, ...]) -> str:
     return f"mesh.axis({', '.join(map(repr, axes))})"
 
 
-def _said(values: Iterable[object]) -> str:
+def _to_text(values: Iterable[object]) -> str:
     return ", ".join(map(str, values)) or "nothing else"

@@ -33,7 +33,7 @@ class Machine(Statements):
 
     def forward(self, node: ast.AST, module: Instance, args: Sequence[object]) -> object:
         """The result of a module."""
-        return self.function(module.of.forward, [module, *args], module)
+        return self.function(module.class_of_module.forward, [module, *args], module)
 
     def register(
         self,
@@ -94,9 +94,9 @@ class Machine(Statements):
 
     def define(self, node: ast.AST, name: str, value: object) -> None:
         """Binds a name of the module, once."""
-        demand(node, name not in self.known, f"binds `{name}` twice")
+        demand(node, name not in self.module_names, f"binds `{name}` twice")
         demand(node, name not in self.built_in, f"hides Python's `{name}`")
-        self.known[name] = value
+        self.module_names[name] = value
 
     # ---- what was not run
 

@@ -46,15 +46,15 @@ class Microbatches:
         self._buckets = Buckets(program, paths)
         self._values: dict[str, object] = {}
         self._found: Log = []
-        self.given: tuple[str, ...] = ()
+        self.model_inputs: tuple[str, ...] = ()
 
     def _microbatches(self, region: Region) -> None:
         if self._buckets.are_moved():
             self._flats()
         sums = self._run() if self._program.pipeline else self._loop()
         self._values |= zip((value.name for value in region.results), sums, strict=False)
-        for value in region.results[self._program.made :]:
-            if bucket := self._buckets.of(value):
+        for value in region.results[self._program.microbatch_results :]:
+            if bucket := self._buckets.bucket_of(value):
                 gradients = self._container("state.gradients()") if self._trains else None
                 self._values[value.name] = self._machine.terms("getitem", gradients, bucket.name)
 
@@ -90,7 +90,7 @@ class Microbatches:
 
     def _run(self) -> Sequence[object]:
         """The call that runs the rows of the pipeline's schedule instead of a loop."""
-        self.given = tuple(self._inputs())
+        self.model_inputs = tuple(self._inputs())
         mesh = self._spec("state.mesh")
         chunks = {"flat_params": self._flats()} if self._buckets.have_chunks else {}
         if not self._trains:
@@ -103,7 +103,7 @@ class Microbatches:
         scales = [op.outputs[0].name for op in others if op.kind != "one"]
         shares = {f"share{i}": self._values[name] for i, name in enumerate(scales)}
         arguments += [f"router_share={''.join(shares) or 1.0}"] * len(others)
-        losses, count = self._program.losses, self._program.made
+        losses, count = self._program.losses, self._program.microbatch_results
         loads = tuple(self._values[f"zero {i}"] for i in range(losses, count))
         if loads:
             arguments.append("loads=loads")
@@ -134,7 +134,7 @@ class Microbatches:
         parts = self._parts(loop, self._model(loop, inputs))
         names, ends = self._sums(loop, outer), list[Term]()
         for name, part in zip(names, parts, strict=False):
-            ends.append(machine.done(loop.node, machine.terms("+=", loop.carried[name], part)))
+            ends.append(machine.log_term(loop.node, machine.terms("+=", loop.carried[name], part)))
         compare(loop.node, loop.log, machine.log, ORDERED)
         for name, end in zip(names, ends, strict=True):
             is_sum = loop.end[name] is end
@@ -146,7 +146,7 @@ class Microbatches:
         """The losses and loads of a microbatch as they are added up; in training, backward runs
         before.
         """
-        count, losses = self._program.made, self._program.losses
+        count, losses = self._program.microbatch_results, self._program.losses
         if not self._trains:
             return [result] if count == 1 else [self._spec("part[0]", part=result)]
         parts = [result] if count == 1 else self._machine.parts(loop.node, result, count)
@@ -166,7 +166,7 @@ class Microbatches:
     def _sums(self, loop: Loop, before: Log) -> list[str]:
         """The names of the sums of losses and loads, each of which begins as a zero of its own."""
         names = list[str]()
-        for i in range(self._program.made if self._trains else 1):
+        for i in range(self._program.microbatch_results if self._trains else 1):
             zero = self._values[f"zero {i}"]
             name = next((name for name, begin in loop.begin.items() if begin is zero), None)
             if name is None:
@@ -195,7 +195,7 @@ class Microbatches:
         values, names = cast(tuple[object, ...], arguments), list[str]()
         for value in values:
             names.append(by_term.get(value, "") if isinstance(value, Term | None) else "")
-        self.given = tuple(names)
+        self.model_inputs = tuple(names)
         fits = sorted(names) == sorted(by_term.values()) and not options
         demand(calls[0].node, fits, "gives the model other inputs")
         return self._spec("model(*given)", given=values)

@@ -6,17 +6,17 @@ Non-goals: how it is run (`machine`), and what it is compared with (`forward`, `
 import ast
 from collections.abc import Sequence
 
-from ...analysis.certificate import trusted
+from ...analysis.certificate import get_user_functions
 from ...analysis.kernel_tiles import kernels_of, tiles_file
 from ...ir import Program, walk
 from ..imports import IMPORTS
 from .annotations import types_of
 from .build import Build
-from .constants import constants, read_beside, sizes
+from .constants import companion_call, constants, sizes
 from .execute import body_of
 from .forward import Forward
 from .machine import Machine
-from .plan import check_plan, stored
+from .plan import check_plan, settings_of_files
 from .stages import StagedForward
 from .step import Step
 from .terms import Term, Terms, demand, frozen_key, wrong
@@ -32,7 +32,7 @@ class File:
     def __init__(self, program: Program, tree: ast.Module) -> None:
         self._program, self._tree = program, tree
         self.machine = Machine(Terms())
-        self._modules = {function.partition(":")[0] for function in trusted(program)}
+        self._modules = {function.partition(":")[0] for function in get_user_functions(program)}
         self._wanted = constants(program) | _kernels(program)
         self._sizes = sizes(program)
         self._plan: list[tuple[ast.Assign, object]] = []
@@ -104,7 +104,7 @@ class File:
 
     # ---- what is done
 
-    def read(self) -> int:
+    def compare(self) -> int:
         """Reads everything; returns how many ops it does, which are all of the program."""
         self.bind()
         machine, program = self.machine, self._program
@@ -113,38 +113,41 @@ class File:
         weights = Weights(machine, program)
         if isinstance(build_result.whole, Instance):
             weights.declare(build_result.whole)
-            weights.demand_all(build_result.whole.of.node)
+            weights.demand_all(build_result.whole.class_of_module.node)
         steps = [Step(machine, program, node, weights.paths) for node in (train, evaluate)]
         for step in steps:
             step.compare()
         demand(
             evaluate,
-            steps[0].given == steps[1].given,
+            steps[0].model_inputs == steps[1].model_inputs,
             "calls the model otherwise than training does",
         )
         if program.pipeline:
             forward: Forward = StagedForward(machine, program, program.pipeline, weights)
-            forward.compare_all(build_result.model, steps[0].given)
+            forward.compare_all(build_result.model, steps[0].model_inputs)
         else:
             forward = Forward(machine, program, weights.paths)
             assert isinstance(build_result.whole, Instance), "emit: no model"
-            forward.compare(build_result.whole, steps[0].given)
+            forward.compare(build_result.whole, steps[0].model_inputs)
         for bias, path in steps[0].biases.items():
             demand(
                 train, path == weights.paths[bias], f"balances {path}, not {weights.paths[bias]}"
             )
         build_result.check(weights.paths)
         check_plan(
-            machine, *self._plan[0], program, stored(program, weights.paths, build_result.dtype())
+            machine,
+            *self._plan[0],
+            program,
+            settings_of_files(program, weights.paths, build_result.dtype()),
         )
         machine.demand_all(self._tree)
         expected = {op.outputs[0].name for op in walk(program.forward.body)}
-        missing = expected - forward.done
+        missing = expected - forward.done_ops
         demand(self._tree, not missing, f"does not do {', '.join(sorted(missing))}")
         return len(program.ops)
 
     def _functions(self) -> list[ast.FunctionDef]:
-        names = self.machine.known
+        names = self.machine.module_names
         nodes = {
             name: function.node
             for name, function in names.items()
@@ -178,7 +181,7 @@ def names_of(target: ast.expr) -> list[str]:
 
 def _kernels(program: Program) -> dict[str, str]:
     """The calls that read the file of tiles and make functions of kernels, if there are any."""
-    texts = {"TILES": read_beside("read_tiles", *file) for file in tiles_file(program).items()}  # noqa: B035
+    texts = {"TILES": companion_call("read_tiles", *file) for file in tiles_file(program).items()}  # noqa: B035
     for used in kernels_of(program):
         chunk = f", chunk={used.chunk}" if used.chunk else ""
         texts[used.function] = f"{used.name}(TILES[{used.name!r}]{chunk})"

@@ -11,17 +11,17 @@ from ... import __version__
 from ...analysis.elastic import every_size, sizes
 from ...analysis.file_shapes import get_file_shapes
 from ...analysis.memory import accounts, at_loads
-from ...analysis.time import expected
+from ...analysis.time import get_expected_report
 from ...analysis.vocabulary import vocabulary
 from ...config.hf_names import HFWeight
 from ...config.settings import ON, Watch
 from ...ir import SEQUENCE, Buffer, Param, Program, base
-from ...ops.routers import limited_choices
+from ...ops.routers import choices_with_capacity
 from ..hf_names import get_program_with_names
 from ..naming import DTYPES
-from .constants import read_beside
+from .constants import companion_call
 from .machine import Machine
-from .terms import called, demand, frozen_key, wrong
+from .terms import demand, frozen_key, get_call, wrong
 
 
 def check_plan(
@@ -33,7 +33,7 @@ def check_plan(
     """
     if sizes(program)[1:] and program is not every_size(program)[0]:
         return  # the plan says all sizes, and is compared with the largest
-    plan_call = called(plan, "Plan")
+    plan_call = get_call(plan, "Plan")
     if plan_call is None or plan_call[0]:
         raise wrong(node, "is no plan")
     settings, texts = plan_call[1], {**_plan(program), **stored}
@@ -87,7 +87,7 @@ def _special(program: Program) -> dict[str, str]:
         settings["smaller"] = _smaller(program)
     if program.watch != Watch():
         settings["watch"] = _watch(program)
-    if choices := limited_choices(program):
+    if choices := choices_with_capacity(program):
         settings["choices"] = repr(choices)
     return settings
 
@@ -104,7 +104,7 @@ def _costs(program: Program) -> dict[str, str]:
     if program.cluster.nodes > 1:
         costs["nodes"] = repr(program.cluster.nodes)
     costs["account"] = _account(program)
-    if text := _expected(program):
+    if text := _time_call(program):
         costs["expected"] = text
     return costs
 
@@ -136,9 +136,9 @@ def _account(program: Program) -> str:
     return f"Account({', '.join(arguments)})"
 
 
-def _expected(program: Program) -> str:
+def _time_call(program: Program) -> str:
     """The time of a step, "" where the speed of the plan's GPUs is not known."""
-    report = expected(program)
+    report = get_expected_report(program)
     if report is None:
         return ""
     seconds = float(f"{report.step.seconds:.4g}")
@@ -179,7 +179,7 @@ def _inputs(program: Program) -> str:
 # ---- the file of names
 
 
-def stored(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
+def settings_of_files(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
     """The settings `names` and `padded_rows`, if the program has such.
 
     `paths` are the parameters' name patterns, `dtype` the model's element type.
@@ -214,13 +214,13 @@ def _names(plan: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
     )
     weights = '"weights": {\n' + ",\n".join(entries) + "\n }"
     text = f'{{{head},\n "repeats": {dumps(_counts(program, paths))},\n {weights}}}\n'
-    return {"names": read_beside("read_hf_names", "hf_names.json", text)}
+    return {"names": companion_call("read_hf_names", "hf_names.json", text)}
 
 
 def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
     """The size of each repeat that has parameters, by the path of its modules."""
     counts = dict[str, int]()
-    for param in program.stored:
+    for param in program.params_and_buffers:
         for depth in range(param.stacked):
             path = paths[param.name].rsplit(".*.", param.stacked - depth)[0]
             counts[path] = program.size(param.type.dims[depth])
@@ -229,7 +229,7 @@ def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
 
 def _place(weight: HFWeight, program: Program) -> dict[str, object]:
     """One entry."""
-    params = {param.name: param for param in program.stored}
+    params = {param.name: param for param in program.params_and_buffers}
     shapes = get_file_shapes(program)
     rows = {
         other.part: shapes[other.param][0]
@@ -241,13 +241,13 @@ def _place(weight: HFWeight, program: Program) -> dict[str, object]:
     start = sum(rows[part] for part in range(weight.part))
     content: dict[str, object] = {
         "tensor": weight.tensor,
-        "shape": shape[::-1] if weight.transposed else shape,
+        "shape": shape[::-1] if weight.is_transposed else shape,
     }
     for experts in program.outer(stored_param)[stored_param.stacked :]:
         content["each"] = experts, program.size(experts)
     if weight.part:
         content["start"] = start
-    if weight.transposed:
+    if weight.is_transposed:
         content["transposed"] = True
     if isinstance(stored_param, Buffer):
         content["wide"] = True
@@ -259,7 +259,7 @@ def _place(weight: HFWeight, program: Program) -> dict[str, object]:
             program.valid(outer[-1]),
         )
     if stored_param.type.dims[stored_param.stacked :][:1] == (SEQUENCE,) and not (
-        stored_param.inner or weight.transposed or weight.parts > 1
+        stored_param.inner or weight.is_transposed or weight.parts > 1
     ):
         content["positions"] = True
     return content

@@ -39,9 +39,9 @@ class Twins:
             self._slice(region)
             for op in ops_in(region.body):
                 self._bind(op, self._firsts.setdefault(self._key(path, op), op))
-        self.count = self._made(backward)
+        self.count = self._count_recomputed(backward)
 
-    def _made(self, backward: Region) -> "Counter[str]":
+    def _count_recomputed(self, backward: Region) -> "Counter[str]":
         """How often ops of backward, in their order, make what forward made."""
         counts: Counter[str] = Counter()
         for path, region in _regions(backward):
@@ -57,16 +57,16 @@ class Twins:
         """Slices of the same stack have the same twin, also in another repeat of as many layers."""
         for arg in region.args:
             if arg.enter is Enter.EACH:
-                first = self._layers.setdefault(self.of(arg.source), arg.value.name)
-                self._twins[arg.value.name] = self.of(first)
+                first = self._layers.setdefault(self.twin_of(arg.source), arg.value.name)
+                self._twins[arg.value.name] = self.twin_of(first)
 
-    def of(self, name: str) -> str:
+    def twin_of(self, name: str) -> str:
         """The twin of a value."""
         return self._twins.get(name, name)
 
     def _key(self, path: Path, op: Op) -> Key:
         attrs = frozenset((key, value) for key, value in op.attrs if key != "every")
-        return path, op.kind, tuple(map(self.of, op.inputs)), attrs
+        return path, op.kind, tuple(map(self.twin_of, op.inputs)), attrs
 
     def _bind(self, op: Op, first: Op) -> None:
         self._twins |= {

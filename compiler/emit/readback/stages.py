@@ -46,13 +46,13 @@ class StagedForward(Forward):
         """
         alone: list[Instance] = []
         for number, stage in enumerate(self._stages):
-            alone.append(self._made(model, number if self._is_module else (number,)))
+            alone.append(self._make_model(model, number if self._is_module else (number,)))
             self._weights.declare(alone[-1])
             self._compare_stage(number, stage, alone[-1], names_of_inputs)
         if not self._is_module:
             self._compare_ranks(model, alone)
         self._weights.demand_all(model.node)
-        read = {name for module in alone for name in module.read}
+        read = {name for module in alone for name in module.attributes_read}
         demand(
             model.init,
             {*alone[0].attributes} <= read | {*self._of_stages(alone[0])},
@@ -64,7 +64,7 @@ class StagedForward(Forward):
         """Whether a module is of one stage, which it knows, and not of all stages of a rank."""
         return not self._target.local
 
-    def _made(self, model: Class, stages: object) -> Instance:
+    def _make_model(self, model: Class, stages: object) -> Instance:
         return self._machine.instantiate(
             model.node, model, [self._machine.terms.name("mesh"), stages]
         )
@@ -73,7 +73,7 @@ class StagedForward(Forward):
         """Compares each rank's model with its stages."""
         for rank in sorted({*self._pipeline.stage_to_rank}):
             stages_of_rank = self._pipeline.stages_of(rank)
-            model_of_rank = self._made(model, stages_of_rank)
+            model_of_rank = self._make_model(model, stages_of_rank)
             self._weights.declare(model_of_rank)
             self._demand_together(model_of_rank, [alone[number] for number in stages_of_rank])
 
@@ -96,7 +96,7 @@ class StagedForward(Forward):
                 }
             )
         demand(
-            model_of_rank.of.init,
+            model_of_rank.class_of_module.init,
             model_of_rank.attributes == wanted,
             f"declares {sorted(model_of_rank.attributes)}, not {sorted(wanted)}",
         )
@@ -104,7 +104,7 @@ class StagedForward(Forward):
     def _compare_stage(
         self, number: int, stage: Stage, model: Instance, names_of_inputs: Sequence[str]
     ) -> None:
-        machine, node = self._machine, model.of.forward
+        machine, node = self._machine, model.class_of_module.forward
         named = {name: machine.terms.name(name) for name in names_of_inputs}
         actual = self.begin(named)
         enters = [
@@ -121,7 +121,7 @@ class StagedForward(Forward):
         before = self.expect()
         self._layers_of = dict(zip(self._pipeline.dims, stage.layers, strict=True))
         self._received = (
-            dict(zip(_carried(self._cut[stage.begins]), enters, strict=True)) if number else {}
+            dict(zip(_carried_args(self._cut[stage.begins]), enters, strict=True)) if number else {}
         )
         self.values |= {arg.source: value for arg, value in self._received.items()}
         used = Counter(uses(self._forward)) + Counter(self._yields())
@@ -142,7 +142,7 @@ class StagedForward(Forward):
         if self._layers_of[repeat.dim]:
             self.body([repeat], loops, used)
             return
-        for arg, result in zip(_carried(repeat), repeat.results, strict=False):
+        for arg, result in zip(_carried_args(repeat), repeat.results, strict=False):
             if arg in self._received or arg.source in self.values:
                 self.values[result.name] = self.first(arg)
 
@@ -155,7 +155,7 @@ class StagedForward(Forward):
         if number + 1 == len(self._stages):
             return self._yields()
         repeat = self._cut[self._stages[number + 1].begins]
-        return [value.name for value in repeat.results[: len(_carried(repeat))]]
+        return [value.name for value in repeat.results[: len(_carried_args(repeat))]]
 
     def _demand_declared(self, model: Instance) -> None:
         """A stage has no weight and no modules that it does not read."""
@@ -165,7 +165,7 @@ class StagedForward(Forward):
             node = self._machine.set_at[model, name]
             demand(
                 node,
-                name in model.read or not is_own,
+                name in model.attributes_read or not is_own,
                 f"a stage has `{name}`, and does not read it",
             )
 
@@ -179,10 +179,10 @@ class StagedForward(Forward):
         layers = self._layers_of[region.dim]
         demand(loop.node, loop.domains == (layers,), f"goes over {loop.domains[0]}, not {layers}")
 
-    def drawn(self, loop: Loop, all_: object) -> object:
+    def draws_of_layer(self, loop: Loop, all_: object) -> object:
         """The draws of one layer, by its number."""
         if not isinstance(loop.domains[0], range):
-            return super().drawn(loop, all_)
+            return super().draws_of_layer(loop, all_)
         return self._machine.terms("getitem", all_, self._index(loop))
 
     def recompute(self, loop: Loop, every: int) -> object:
@@ -195,6 +195,6 @@ class StagedForward(Forward):
         return self._machine.terms("index", loop.domains[0], loop.symbol)
 
 
-def _carried(repeat: Region) -> list[Arg]:
+def _carried_args(repeat: Region) -> list[Arg]:
     """The values that each layer of a repeat hands to the next."""
     return [arg for arg in repeat.args if arg.enter is Enter.CARRY]

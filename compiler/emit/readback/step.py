@@ -127,7 +127,7 @@ class Step(Microbatches):
             case "update":
                 self._update(op)
             case "balanced":
-                self._balanced(op)
+                self._compare_balance(op)
             case _:
                 text = self._text(op)
                 names = {f"a{i}": self._values.get(name) for i, name in enumerate(op.inputs)}
@@ -151,7 +151,7 @@ class Step(Microbatches):
 
     def _begin_loads(self, num_tokens: object) -> None:
         """A zero of each load, where the number of tokens is."""
-        first, last = self._program.losses, self._program.made
+        first, last = self._program.losses, self._program.microbatch_results
         for index, end in enumerate(self._region.yields[first:last], start=first):
             sizes = ", ".join(str(self._program.size(dim)) for dim in self._types[end.name].dims)
             self._values[f"zero {index}"] = self._spec(f"no_load(x, {sizes})", x=num_tokens)
@@ -221,7 +221,7 @@ class Step(Microbatches):
         stages.
         """
         (name,), result = op.inputs, op.outputs[0]
-        bucket = self._buckets.of(result)
+        bucket = self._buckets.bucket_of(result)
         group = self._ranks(op.names("axes"), op.names("among"))
         match [end.kind for end in ends(op)]:
             case _ if ends(op)[0] == INVARIANT:
@@ -235,22 +235,24 @@ class Step(Microbatches):
                 return self._values[name]
             case [Kind.PARTIAL, Kind.INVARIANT]:
                 return self._spec(
-                    f"all_reduce_(x, {group}{self._sent(op, result)})", x=self._values[name]
+                    f"all_reduce_(x, {group}{self._reduction_dtype(op, result)})",
+                    x=self._values[name],
                 )
             case [Kind.PARTIAL, Kind.SHARDED]:
                 return self._spec(
-                    f"reduce_scatter_(x, {group}{self._sent(op, result)})", x=self._values[name]
+                    f"reduce_scatter_(x, {group}{self._reduction_dtype(op, result)})",
+                    x=self._values[name],
                 )
             case [Kind.SHARDED, Kind.REPLICATED]:
                 return self._spec(f"all_gather_(x, {group})", x=self._values[name])
             case _:
                 raise AssertionError(f"emit: nothing does {result.name} at the scope of the step")
 
-    def _sent(self, op: Op, value: Value) -> str:
+    def _reduction_dtype(self, op: Op, value: Value) -> str:
         """The element type in which a gradient is reduced, between two casts, where it is not the
         bucket's.
         """
-        bucket, dtype = self._buckets.of(value), value.type.dtype
+        bucket, dtype = self._buckets.bucket_of(value), value.type.dtype
         if not bucket or dtype == bucket.type.dtype:
             return ""
         casts = [cast_op for cast_op in self._ops if cast_op.kind == "cast"]
@@ -282,13 +284,13 @@ class Step(Microbatches):
         self._updated = True
         scale = self._values.get(op.inputs[1])
         arguments = ["scale=scale"] if self._program.train.optimizer.clip or self._scale else []
-        skipped, names = self._skipped(op.inputs[2])
+        skipped, names = self._skip_condition(op.inputs[2])
         self._spec(f"state.update(lr, {', '.join([*arguments, skipped])})", scale=scale, **names)
 
-    def _balanced(self, op: Op) -> None:
+    def _compare_balance(self, op: Op) -> None:
         """The biases of a route's routers, by its load."""
         bias, load, count = op.inputs
-        skipped, names = self._skipped(count)
+        skipped, names = self._skip_condition(count)
         calls = [
             cast(Any, entry.term.args[1])
             for entry in self._found
@@ -299,7 +301,7 @@ class Step(Microbatches):
         text = f"state.balance(given, load, rate={op.get('rate')!r}, {skipped})"
         self._spec(text, given=pattern, load=self._values[load], **names)
 
-    def _skipped(self, counted: str) -> tuple[str, dict[str, object]]:
+    def _skip_condition(self, counted: str) -> tuple[str, dict[str, object]]:
         """When a step changes nothing, and the names in that."""
         makers = {value.name: op for op in self._ops for value in op.outputs}
         decides = makers[counted]

@@ -51,13 +51,15 @@ def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Op
     if isinstance(function, Term) and operands and function.args[:1] == (e.terms.name("DTensor"),):
         function = e.terms("attr", operands.pop(0), function.args[1])
     if (sign := OPERATORS.get(str(function))) and not options:
-        return e.done(node, e.terms(sign, *operands), block=True)
-    return e.done(
+        return e.log_term(node, e.terms(sign, *operands), block=True)
+    return e.log_term(
         node, e.terms("call", function, tuple(operands), dict(sorted(options.items()))), block=True
     )
 
 
-def _recomputed(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+def _recompute_module(
+    e: Evaluator, node: ast.Call, args: Sequence[object], options: Options
+) -> object:
     """The same of a module, which backward recomputes whole; `enabled` says in which layers it
     does.
     """
@@ -93,7 +95,7 @@ def _in_place(e: Evaluator, node: ast.Call, args: Sequence[object], options: Opt
     e.frame.cells |= {key: after for key, cell in e.frame.cells.items() if cell is before}
     if isinstance(before, Term) and before.head == "getitem":
         e.frame.cells.setdefault((before.args[0], frozen_key(before.args[1])), after)
-    return e.done(node, after)
+    return e.log_term(node, after)
 
 
 def accessor(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
@@ -139,7 +141,7 @@ STUBS: dict[str, Stub] = {
     "str": _str,
     "len": accessor,
     "recompute": _recompute,
-    "recomputed": _recomputed,
+    "recomputed": _recompute_module,
     "regather": _regather,
     "all_reduce_": _in_place,
     "all_gather_": _in_place,

@@ -26,9 +26,9 @@ class Term:
         self.head, self.args = head, args
 
     def __str__(self) -> str:
-        return self.said(3)
+        return self.to_text(3)
 
-    def said(self, depth: int) -> str:
+    def to_text(self, depth: int) -> str:
         """The term as a reader would write it, but for what is further in."""
         match self.head, self.args:
             case "name", (name,):
@@ -36,24 +36,23 @@ class Term:
             case _ if not depth:
                 return "…"
             case "attr", (of, name):
-                return f"{_said(of, depth)}.{name}"
+                return f"{_to_text(of, depth)}.{name}"
             case "call", (function, args, options):
                 arguments = [*map(str, _values(args, depth)), *_values(options, depth)]
-                return f"{_said(function, depth)}({', '.join(arguments)})"
+                return f"{_to_text(function, depth)}({', '.join(arguments)})"
             case "item" | "after" | "param", (of, *_):
-                return _said(of, depth)
+                return _to_text(of, depth)
             case _:
-                return (
-                    f"{self.head}({', '.join(_said(operand, depth - 1) for operand in self.args)})"
-                )
+                operands = (_to_text(operand, depth - 1) for operand in self.args)
+                return f"{self.head}({', '.join(operands)})"
 
     def __repr__(self) -> str:
         return str(self)
 
 
-def _said(value: object, depth: int) -> str:
+def _to_text(value: object, depth: int) -> str:
     return (
-        value.said(depth)
+        value.to_text(depth)
         if isinstance(value, Term)
         else str(value)
         if not isinstance(value, tuple | dict)
@@ -65,10 +64,10 @@ def _values(several: object, depth: int) -> list[str]:
     """Arguments, or keywords with theirs."""
     if isinstance(several, dict):
         return [
-            f"{key}={_said(value, depth - 1)}"
+            f"{key}={_to_text(value, depth - 1)}"
             for key, value in cast(dict[object, object], several).items()
         ]
-    return [_said(value, depth - 1) for value in cast(tuple[object, ...], several)]
+    return [_to_text(value, depth - 1) for value in cast(tuple[object, ...], several)]
 
 
 class Terms:
@@ -86,7 +85,7 @@ class Terms:
         return self("name", name)
 
 
-def called(value: object, name: str) -> tuple[tuple[object, ...], dict[str, object]] | None:
+def get_call(value: object, name: str) -> tuple[tuple[object, ...], dict[str, object]] | None:
     """The arguments and keywords of a call of a function; None for any other term."""
     match value:
         case Term(head="call", args=(Term(head="name", args=(str(function),)), args, options)) if (

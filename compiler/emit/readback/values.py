@@ -54,13 +54,13 @@ class Instance:
     Modules that are made alike are one object.
     """
 
-    of: Class
+    class_of_module: Class
     attributes: dict[str, object] = Factory(dict[str, object])
-    read: set[str] = Factory(set[str])
+    attributes_read: set[str] = Factory(set[str])
     is_whole: bool = False  # whether `__init__` has returned
 
     def __str__(self) -> str:
-        return f"{self.of.node.name}(…)"
+        return f"{self.class_of_module.node.name}(…)"
 
 
 @frozen
@@ -81,7 +81,7 @@ class Zip:
 class Frame:
     """The names of one call of a function."""
 
-    own: frozenset[str] = frozenset()  # those that it binds somewhere
+    bound_names: frozenset[str] = frozenset()  # those that it binds somewhere
     names: dict[str, Binding] = Factory(dict[str, Binding])
     cells: dict[tuple[object, object], object] = Factory(dict[tuple[object, object], object])
     returns: bool = False  # whether a `return` is being run

@@ -8,7 +8,7 @@ from math import prod
 
 from attrs import Factory, define
 
-from ...analysis.bucket_layout import stored_dims
+from ...analysis.bucket_layout import get_stored_dims
 from ...ir import Buffer, Param, Program
 from .machine import Machine
 from .terms import Term, demand, wrong
@@ -24,15 +24,15 @@ class Weights:
     machine: Machine
     program: Program
     paths: dict[str, str] = Factory(dict[str, str])
-    _done: dict[Instance, str] = Factory(dict[Instance, str])
+    _prefixes: dict[Instance, str] = Factory(dict[Instance, str])
 
     def declare(self, declaring: Instance, prefix: str = "", depth: int = 0) -> None:
         """Compares a module's declarations, `depth` repeats deep, with the IR; reading one then
         gives a parameter.
         """
         demand(
-            declaring.of.node,
-            self._done.setdefault(declaring, prefix) == prefix,
+            declaring.class_of_module.node,
+            self._prefixes.setdefault(declaring, prefix) == prefix,
             "is the class of modules in two places",
         )
         for name, value in declaring.attributes.items():
@@ -59,25 +59,27 @@ class Weights:
 
     def demand_all(self, node: ast.AST) -> None:
         """Raises where a parameter of the IR is not declared."""
-        missing = sorted({param.name for param in self.program.stored} - {*self.paths})
+        missing = sorted({param.name for param in self.program.params_and_buffers} - {*self.paths})
         demand(node, not missing, f"declares no {', '.join(missing)}")
 
     def _param(self, declaring: Instance, name: str, value: Term, path: str, depth: int) -> Term:
         """The parameter that a weight is: its namesake, or what is named so but for a suffix."""
         node = self.machine.set_at[declaring, name]
-        params = {param.name: param for param in self.program.stored if param.stacked == depth}
+        params = {
+            param.name: param for param in self.program.params_and_buffers if param.stacked == depth
+        }
         param = params.get(name) or params.get(name.rstrip("0123456789").rstrip("_"))
         if param is None or self.paths.setdefault(param.name, path) != path:
             raise wrong(node, f"`{name}` is no parameter of the IR, or declared already")
-        declared = self.declared(param)
+        declared = self.make_declaration(param)
         demand(node, value is declared, f"`{value}` should be `{declared}`")
         return self.machine.terms("param", param.name)
 
-    def declared(self, param: Param) -> object:
+    def make_declaration(self, param: Param) -> object:
         """The call that declares a parameter: each dim its own, or the outer and the inner ones
         joined to a matrix.
         """
-        type, groups = param.type, stored_dims(param)
+        type, groups = param.type, get_stored_dims(param)
         if isinstance(param, Buffer):
             return self.machine.spec(
                 f"torch.zeros({self.program.size(*type.dims[param.stacked :])}, device=mesh.device)"

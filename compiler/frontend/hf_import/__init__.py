@@ -72,12 +72,12 @@ ALIASES: dict[str, dict[str, str]] = {
 def import_config(source: Source) -> str:
     """The plan of a configuration.  Raises PlanError."""
     config = Config(source)
-    kind: str = config.read("model_type", TEXT)
-    config.found.check()
+    kind: str = config.get_field("model_type", TEXT)
+    config.diagnostics.check()
     if kind not in FAMILIES:
         help = did_you_mean(kind, FAMILIES) or f"there are {listing(FAMILIES)}"
         config.wrong("E0801", f"there is no model for `{kind}`", "model_type", help=help)
-        config.found.check()
+        config.diagnostics.check()
     wanted, make = FAMILIES[kind]
     architectures: object = config.take("architectures")
     # a class may be left out, but others have other outputs than a plan
@@ -88,5 +88,5 @@ def import_config(source: Source) -> str:
         config.merge(alias, name)
     model = make(config)
     config.check()
-    config.found.check()
+    config.diagnostics.check()
     return plan_text(kind, model, config.left_out, config.unread)

@@ -157,38 +157,38 @@ class Fields:
         unread: dict[str, object],
     ) -> None:
         """`unread` collects the fields that change nothing, with their values."""
-        self.found, self.unread = diagnostics, unread
-        self._left, self._places, self._path = fields, places, path
+        self.diagnostics, self.unread = diagnostics, unread
+        self._remaining, self._places, self._path = fields, places, path
         self._sound: dict[str, Any] = {}
         self._mistaken: set[str] = set()
         self._tables: list[Fields] = []
 
     def has(self, name: str) -> bool:
         """Whether the file has the field, not as null, and nobody took it."""
-        return self._left.get(name) is not None
+        return self._remaining.get(name) is not None
 
     def take(self, name: str) -> Any:
         """The field, whatever it is, which is then accounted for; None where the file leaves it
         out.
         """
-        return self._left.pop(name, None)
+        return self._remaining.pop(name, None)
 
     def refuse_rest(self, help: str) -> None:
         """Adds a mistake for each field that is left, which stands in the wrong table."""
-        for name in self._left:
+        for name in self._remaining:
             self.wrong("E0801", f"no plan expresses `{name}` here", name, help=help)
         self.drop()
 
     def drop(self) -> None:
         """Accounts for all that is left, where a mistake covers it."""
-        self._left.clear()
+        self._remaining.clear()
 
-    def read(self, name: str, kind: Kind, default: Any = None, null: Any = None) -> Any:
+    def get_field(self, name: str, kind: Kind, default: Any = None, null: Any = None) -> Any:
         """A field of a kind; `default` where the file leaves it out, `null` where it says so,
         else a mistake.
         """
         mistake = ""
-        if name not in self._left:
+        if name not in self._remaining:
             value = default
             if value is None:
                 mistake = "is missing"
@@ -207,31 +207,31 @@ class Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         """A field that is a positive number."""
-        return self.read(name, POSITIVE, default)
+        return self.get_field(name, POSITIVE, default)
 
     def size(self, name: str, default: int | None = None, null: int | None = None) -> int:
         """A field that is the size of a dim."""
-        return self.read(name, SIZE, default, null)
+        return self.get_field(name, SIZE, default, null)
 
     def layers(self, name: str, default: int | None = None) -> int:
         """A field that counts layers: their indices in the names of tensors have four digits."""
-        return self.read(name, LAYERS, default)
+        return self.get_field(name, LAYERS, default)
 
     def flag(self, name: str, default: bool) -> bool:
         """A field that is true or false."""
-        return self.read(name, FLAG, default)
+        return self.get_field(name, FLAG, default)
 
     def table(self, name: str) -> "Fields":
         """A field that holds fields, none if it is not there."""
-        fields = dict(self.read(name, TABLE, {}, {}))
+        fields = dict(self.get_field(name, TABLE, {}, {}))
         self._tables.append(
-            Fields(fields, self._places, (*self._path, name), self.found, self.unread)
+            Fields(fields, self._places, (*self._path, name), self.diagnostics, self.unread)
         )
         return self._tables[-1]
 
     def must_be(self, name: str, *values: object) -> object:
         """A field that a plan expresses with these values alone; left out, it has the first."""
-        value = self._left.pop(name, values[0])
+        value = self._remaining.pop(name, values[0])
         if not is_one_of(value, values):
             self.refuse(name, value, values)
         return value
@@ -248,7 +248,7 @@ class Fields:
             help=help,
         )
 
-    def repeats(self, name: str, other: str, value: object) -> None:
+    def check_repeats(self, name: str, other: str, value: object) -> None:
         """A field that no class reads and that says the same as `other`, whose value this is;
         noted, or a mistake.
         """
@@ -271,9 +271,9 @@ class Fields:
             return
         path = (*table._path, called)
         if table.has(called):
-            self.repeats(name, ".".join(path), table._left[called])
+            self.check_repeats(name, ".".join(path), table._remaining[called])
             return
-        table._left[called] = self.take(name)
+        table._remaining[called] = self.take(name)
         self._places[path] = self.span(name)
 
     def note(self, name: str, value: object) -> None:
@@ -310,7 +310,7 @@ class Fields:
                 places.append(place)
         first, *further = places or [self.span(name)]
         notes = [Note(place, "see here") for place in further]
-        self.found.error(code, message, first, label, notes=notes, help=help)
+        self.diagnostics.error(code, message, first, label, notes=notes, help=help)
 
     def span(self, name: str) -> Span:
         """The field's place, or the place of the table if the file lacks the field."""
@@ -320,7 +320,7 @@ class Fields:
 
     def check(self, readers: str = "") -> None:
         """Notes every field that nobody took; a mistake where it may be read by `readers`."""
-        for name, value in self._left.items():
+        for name, value in self._remaining.items():
             if self._path or name not in ELSEWHERE:
                 self._check_left(name, value, readers)
         for table in self._tables:
@@ -364,7 +364,7 @@ class Config(Fields):
         message = f"`{name}` is given twice, as `{as_json(first)}` and as `{as_json(last)}`"
         notes = (Note(spans[-2], "given before here"),)
         help = "transformers reads the last one; delete the one that is wrong"
-        self.found.error("E0804", message, spans[-1], notes=notes, help=help)
+        self.diagnostics.error("E0804", message, spans[-1], notes=notes, help=help)
 
     def check(self, readers: str = "") -> None:
         """Checks the fields as any table does; other code may read fields that the classes of
@@ -385,19 +385,19 @@ class Config(Fields):
 
     def merge(self, alias: str, name: str) -> None:
         """Makes `alias`, another name of transformers for the field `name`, that field."""
-        if alias not in self._left:
+        if alias not in self._remaining:
             return
-        if name in self._left:
-            self.repeats(alias, name, self._left[name])
+        if name in self._remaining:
+            self.check_repeats(alias, name, self._remaining[name])
             return
-        self._left[name] = self._left.pop(alias)
+        self._remaining[name] = self._remaining.pop(alias)
         self._places[name,] = self._places[alias,]
 
     def leave_out(self, name: str, default: float, kind: Kind = SHARE) -> None:
         """A number that is of training, not of the model; the plan says that it is left out,
         unless it is 0.
         """
-        if value := self.read(name, kind, default, 0):
+        if value := self.get_field(name, kind, default, 0):
             self.left_out[name] = value
 
 

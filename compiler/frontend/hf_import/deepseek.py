@@ -6,7 +6,7 @@ Defaults are as in its configuration class in transformers 5.23.
 
 from .config import NOT_NEGATIVE, Config
 from .fields import model_of, positions
-from .plan_text import Model, shown
+from .plan_text import Model, number_text
 
 LATENT_EPS = 1e-6
 """The eps of the latents' norms, whatever the configuration says of the others."""
@@ -45,17 +45,17 @@ def deepseek_v3(config: Config) -> Model:
         **_layers(config),
         **_experts(config),
     }
-    replaced = {**rope.replaced("theta"), ", balance=1e-4": ""}
+    replaced = {**rope.get_replacements("theta"), ", balance=1e-4": ""}
     if not config.flag("norm_topk_prob", True):
         replaced[", normalise=on"] = ""
     if not q_rank:
         replaced |= _whole_queries()
     if rope.temper != 1:
-        scale = shown(rope.temper / (sizes["nope"] + pe) ** 0.5)
+        scale = number_text(rope.temper / (sizes["nope"] + pe) ** 0.5)
         replaced["mask=causal"] = f"mask=causal, scale={scale}"
     if eps != LATENT_EPS:
         ranks = ("q_rank", "kv_rank") if q_rank else ("kv_rank",)
-        replaced |= {f"[{rank}], eps": f"[{rank}], {shown(LATENT_EPS)}" for rank in ranks}
+        replaced |= {f"[{rank}], eps": f"[{rank}], {number_text(LATENT_EPS)}" for rank in ranks}
     if not config.flag("rope_interleave", True):
         replaced |= {"interleaved(": "", ", pe, from=nope)": "", ", pe, from=kv_rank)": ""}
     without = () if q_rank else ("q_rank",)

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from ...syntax.diagnostics import listing
 from .config import NOT_NEGATIVE, PART, POSITIVE, TEXT, Config, Fields, Kind
-from .plan_text import Model, shown
+from .plan_text import Model, number_text
 
 LONGEST = 4096
 """The sequence length that a plan is written for, if the model takes one so long."""
@@ -74,9 +74,9 @@ class Rope:
         """
         if self.table == 1:
             return ""
-        return f", scale={shown(self.table**2 / dim**0.5)}"
+        return f", scale={number_text(self.table**2 / dim**0.5)}"
 
-    def replaced(self, last: str) -> dict[str, str]:
+    def get_replacements(self, last: str) -> dict[str, str]:
         """The replacement that adds `scaling` after `last`, the last argument that a model file
         gives `rope`.
         """
@@ -102,9 +102,11 @@ def model_of(
     have all of them.  `tied` is the default of `tie_word_embeddings`, None for models that do not
     read it; the other arguments are fields of `Model`.
     """
-    std, seq = config.read("initializer_range", NOT_NEGATIVE, 0.02), config.size(limit, most)
-    earlier = config.read("torch_dtype", STORED, "bfloat16", "bfloat16")
-    precision = PRECISIONS[config.read("dtype", STORED, earlier, earlier).removeprefix("torch.")]
+    std, seq = config.get_field("initializer_range", NOT_NEGATIVE, 0.02), config.size(limit, most)
+    earlier = config.get_field("torch_dtype", STORED, "bfloat16", "bfloat16")
+    precision = PRECISIONS[
+        config.get_field("dtype", STORED, earlier, earlier).removeprefix("torch.")
+    ]
     head = tied is not None and config.flag("tie_word_embeddings", tied)
     seq = seq if learned else min(LONGEST, seq)
     return Model(file, sizes, std, seq, precision, head, masked, replaced, without)
@@ -141,7 +143,7 @@ def positions(
     heads have further dims, which are not rotated; `types` are the types of scaled positions that
     the model may have.
     """
-    rotary_fields = _given(config)
+    rotary_fields = _rotary_table(config)
     config.hand_down(theta, rotary_fields, "rope_theta")
     config.hand_down(part or SHARE_ROTATED, rotary_fields, SHARE_ROTATED)
     config.hand_down(ORIGINAL, rotary_fields, ORIGINAL)
@@ -152,7 +154,7 @@ def positions(
         if beside:
             refuse_factor(rotary_fields, rope)
         return rope
-    share = rotary_fields.read(SHARE_ROTATED, PART, default)
+    share = rotary_fields.get_field(SHARE_ROTATED, PART, default)
     dims = int(dim * share)
     if dim and (dims == 0 or dims % 2):
         label = f"{dim} × {share:g} = {dim * share:g}"
@@ -187,7 +189,7 @@ def check_pairs(config: Config, dim: int) -> None:
         )
 
 
-def _given(config: Config) -> Fields:
+def _rotary_table(config: Config) -> Fields:
     """The table of rotary positions, by the later name of the field or the earlier one."""
     names = [name for name in ("rope_parameters", "rope_scaling") if config.has(name)]
     later, earlier = config.table("rope_parameters"), config.table("rope_scaling")
@@ -203,7 +205,7 @@ def rope_of(rotary_fields: Fields, theta: float, types: tuple[str, ...] = (*SCAL
     """
     theta = rotary_fields.number("rope_theta", theta)
     field = "rope_type" if rotary_fields.has("rope_type") else "type"
-    kind = rotary_fields.read(field, TEXT, "default")
+    kind = rotary_fields.get_field(field, TEXT, "default")
     rotary_fields.take("type")
     if kind not in types:
         help = f"a plan is written for {listing(types)}"
@@ -214,7 +216,7 @@ def rope_of(rotary_fields: Fields, theta: float, types: tuple[str, ...] = (*SCAL
     if not numbers:
         return Rope(theta)
     arguments = [f"scaling={kind}"]
-    arguments += [f"{name}={shown(number)}" for name, number in numbers.items()]
+    arguments += [f"{name}={number_text(number)}" for name, number in numbers.items()]
     table, temper = 1.0, 1.0
     if kind == "yarn":
         table, temper = _yarn_factors(rotary_fields, numbers["factor"])
@@ -244,13 +246,13 @@ def _yarn_factors(rotary_fields: Fields, factor: float) -> tuple[float, float]:
     have it.
     """
     rotary_fields.must_be("truncate", True, None)
-    mscale = rotary_fields.read("mscale", NOT_NEGATIVE, 0, 0)
-    mscale_all_dim = rotary_fields.read("mscale_all_dim", NOT_NEGATIVE, 0, 0)
+    mscale = rotary_fields.get_field("mscale", NOT_NEGATIVE, 0, 0)
+    mscale_all_dim = rotary_fields.get_field("mscale_all_dim", NOT_NEGATIVE, 0, 0)
     if mscale and mscale_all_dim:
         default = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all_dim)
     else:
         default = _yarn_scale(factor, 1) / _yarn_scale(factor, 0)
-    table = rotary_fields.read("attention_factor", POSITIVE, default, default)
+    table = rotary_fields.get_field("attention_factor", POSITIVE, default, default)
     return table, _yarn_scale(factor, mscale_all_dim) ** 2
 
 

@@ -8,7 +8,7 @@ from attrs import evolve
 from .config import Config
 from .fields import Rope, check_layers, check_pairs, model_of, positions, rope_of
 from .llama import MASK
-from .plan_text import Model, shown
+from .plan_text import Model, number_text
 
 ACTIVATION = "gelu_pytorch_tanh"
 
@@ -32,7 +32,7 @@ def gemma2(config: Config) -> Model:
         label = f"{layers} / 2 = {layers / 2:g}"
         config.misfit("a plan is written for pairs of layers", "num_hidden_layers", label=label)
     window = config.size("sliding_window", 4096)
-    config.repeats("sliding_window_size", "sliding_window", window)
+    config.check_repeats("sliding_window_size", "sliding_window", window)
     sizes = {
         "pairs": layers // 2,
         "head_dim": dim,
@@ -43,17 +43,17 @@ def gemma2(config: Config) -> Model:
     }
     rope = positions(config, dim)
     model = _model(config, "gemma2.scale", sizes, rope)
-    return evolve(model, replaced={**model.replaced, **_scaled(rope, "")})
+    return evolve(model, replaced={**model.replaced, **_scale_replacements(rope, "")})
 
 
-def _scaled(rope: Rope, after: str) -> dict[str, str]:
+def _scale_replacements(rope: Rope, after: str) -> dict[str, str]:
     """The scale of attention with the factor of cosines and sines, where `after` follows it in
     the file.
     """
     if rope.table == 1:
         return {}
     scale = f"scale=1 / sqrt(score){after}"
-    return {scale: scale.replace("1", shown(rope.table**2), 1)}
+    return {scale: scale.replace("1", number_text(rope.table**2), 1)}
 
 
 def gemma3(config: Config) -> Model:
@@ -70,7 +70,7 @@ def gemma3(config: Config) -> Model:
         label = f"{layers} is fewer than 6"
         config.misfit("a plan is written for blocks of 6 layers", "num_hidden_layers", label=label)
     check_pairs(config, dim)
-    rope, local_theta = _both_positions(config)
+    rope, local_theta = _positions_of_layers(config)
     sizes = {
         "blocks": blocks,
         "rest": remainder,
@@ -80,12 +80,12 @@ def gemma3(config: Config) -> Model:
         "score": config.number("query_pre_attn_scalar", 256),
     }
     model = _model(config, "gemma3.scale", sizes, rope)
-    scaled = _scaled(rope, ") @ g_wo")  # layers that see all tokens
+    scaled = _scale_replacements(rope, ") @ g_wo")  # layers that see all tokens
     replaced = {**model.replaced, **scaled, "{24+i}": f"{{{6 * blocks}+i}}"}
     return evolve(model, replaced=replaced, without=() if remainder else ("rest",))
 
 
-def _both_positions(config: Config) -> tuple[Rope, float]:
+def _positions_of_layers(config: Config) -> tuple[Rope, float]:
     """Positions of layers that see all tokens, and theta of sliding ones."""
     parameters, earlier = config.table("rope_parameters"), config.table("rope_scaling")
     full = parameters.table("full_attention") if parameters.has("full_attention") else earlier
@@ -120,5 +120,10 @@ def _model(config: Config, file: str, sizes: dict[str, float], rope: Rope) -> Mo
     }
     config.quotient("num_attention_heads", "num_key_value_heads")
     return model_of(
-        config, file, {**shared, **sizes}, most=8192, tied=None, replaced=rope.replaced("theta")
+        config,
+        file,
+        {**shared, **sizes},
+        most=8192,
+        tied=None,
+        replaced=rope.get_replacements("theta"),
     )

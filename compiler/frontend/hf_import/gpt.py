@@ -91,7 +91,7 @@ def gpt_neox(config: Config) -> Model:
         "theta": rope.theta,
         "rotary": rope.dims,
     }
-    replaced |= {**rope.replaced("rotary"), MASK: f"{MASK}{rope.scale(dim)}"}
+    replaced |= {**rope.get_replacements("rotary"), MASK: f"{MASK}{rope.scale(dim)}"}
     return model_of(config, "gpt_neox.scale", sizes, replaced=replaced)
 
 

@@ -19,7 +19,7 @@ from .fields import (
     positions,
     window,
 )
-from .plan_text import Model, shown
+from .plan_text import Model, number_text
 
 MASK = "mask=causal"
 ROUTER = "router[hidden -> experts], chosen"
@@ -35,10 +35,10 @@ def llama(config: Config) -> Model:
 
 def mistral(config: Config) -> Model:
     """Mistral: Llama whose queries see a window."""
-    return windowed(decoder(config, "llama.scale", eps=1e-6, kv=8, window=window(config, 4096)))
+    return with_window(decoder(config, "llama.scale", eps=1e-6, kv=8, window=window(config, 4096)))
 
 
-def windowed(model: Model) -> Model:
+def with_window(model: Model) -> Model:
     """The model with its window, if it has one, which its file does not write."""
     window = model.sizes["window"]
     if not window:
@@ -162,7 +162,7 @@ def decoder(
     }
     if head or dim * heads != hidden:
         sizes["head_dim"] = dim
-    replaced = rope.replaced("rotary" if part else "theta")
+    replaced = rope.get_replacements("rotary" if part else "theta")
     if scale := rope.scale(dim):
         replaced[MASK] = f"{MASK}{scale}"
     return model_of(config, file, sizes, tied=tied, replaced=replaced)
@@ -174,10 +174,10 @@ def decoder(
 def mixtral(config: Config) -> Model:
     """Mixtral."""
     config.must_be("router_jitter_noise", 0.0, 0)
-    model = windowed(
+    model = with_window(
         decoder(config, "mixtral.scale", eps=1e-5, kv=8, theta=1e6, window=window(config))
     )
-    return _routed(config, model, "num_local_experts", experts=8, chosen=2, balance=0.001)
+    return _with_experts(config, model, "num_local_experts", experts=8, chosen=2, balance=0.001)
 
 
 def olmoe(config: Config) -> Model:
@@ -190,7 +190,7 @@ def olmoe(config: Config) -> Model:
     if normalised:
         replaced = {**model.replaced, "chosen)": "chosen, normalise=on)"}
         model = evolve(model, replaced=replaced)
-    return _routed(config, model, "num_experts", experts=64, chosen=8, balance=0.01)
+    return _with_experts(config, model, "num_experts", experts=64, chosen=8, balance=0.01)
 
 
 def qwen3_moe(config: Config) -> Model:
@@ -209,10 +209,10 @@ def qwen3_moe(config: Config) -> Model:
     if not normalised:
         replaced[", normalise=on"] = ""
     model = evolve(model, sizes=sizes, replaced=replaced)
-    return _routed(config, model, "num_experts", experts=128, chosen=8, balance=0.001)
+    return _with_experts(config, model, "num_experts", experts=128, chosen=8, balance=0.001)
 
 
-def _routed(
+def _with_experts(
     config: Config, model: Model, name: str, *, experts: int, chosen: int, balance: float
 ) -> Model:
     """A decoder whose MLP each of its experts has; `name` is the field of their number, the
@@ -234,8 +234,8 @@ def _aux_loss(config: Config, default: float) -> str:
     """The arguments of `top` for the loss that transformers adds, of forwards of one sequence;
     "" for none.
     """
-    if not config.read("output_router_logits", FLAG, False, False):
+    if not config.get_field("output_router_logits", FLAG, False, False):
         config.leave_out("router_aux_loss_coef", default, NOT_NEGATIVE)
         return ""
-    factor = config.read("router_aux_loss_coef", NOT_NEGATIVE, default, 0)
-    return f", aux_loss={shown(factor)}, aux_batch=1" if factor else ""
+    factor = config.get_field("router_aux_loss_coef", NOT_NEGATIVE, default, 0)
+    return f", aux_loss={number_text(factor)}, aux_batch=1" if factor else ""

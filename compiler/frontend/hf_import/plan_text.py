@@ -72,7 +72,7 @@ def plan_text(
     for old, new in model.replaced.items():
         assert old in text, f"importer: {model.file} lacks {old}"
         text = text.replace(old, new)
-    plan = f"{_edited(text, model)}\n{_run(model)}"
+    plan = f"{_edit_model(text, model)}\n{_run(model)}"
     program = resolve(Source("plan.scale", plan))
     counts = f"{parameter_count(program):,} parameters"
     if program.choices:
@@ -133,7 +133,7 @@ class _Edits:
         return text[self._starts[span.line - 1] :]
 
 
-def _edited(text: str, model: Model) -> str:
+def _edit_model(text: str, model: Model) -> str:
     """A model file's model and names, changed as `model` says, without what the file says
     before them.
     """
@@ -149,7 +149,7 @@ def _edited(text: str, model: Model) -> str:
         elif isinstance(item, tree.Section):
             _edit_section(item, model, edits)
         elif isinstance(item, tree.Init) and not item.names:
-            edits.replace(item.dist.span, f"normal({shown(model.std)})")
+            edits.replace(item.dist.span, f"normal({number_text(model.std)})")
         elif model.tied:
             _tie_head(item, edits)
     _cut_dropped(file_model, names, dropped, edits)
@@ -181,7 +181,7 @@ def _edit_section(section: tree.Section, model: Model, edits: _Edits) -> None:
         if entry.key.name in model.without:
             edits.cut(entry.span)
         elif entry.key.name in model.sizes:
-            edits.replace(entry.value.span, shown(model.sizes[entry.key.name]))
+            edits.replace(entry.value.span, number_text(model.sizes[entry.key.name]))
 
 
 def _param_uses(node: object) -> Iterator[tree.ParamUse]:
@@ -191,7 +191,7 @@ def _param_uses(node: object) -> Iterator[tree.ParamUse]:
             yield inner
 
 
-def shown(number: float) -> str:
+def number_text(number: float) -> str:
     """A number as a plan writes it."""
     return str(int(number)) if number == int(number) else repr(number)
 

@@ -30,21 +30,21 @@ from ...ir import (
     regions_in,
 )
 from ...ops.builder import OpBuilder
-from .assign import BucketGroup, Used, grouped, grouped_as, sharing
-from .comms import gathered, held, reduced, with_gathers, with_reductions
+from .assign import BucketGroup, ParamUse, make_groups, make_groups_as, sharing
+from .comms import with_gathers, with_reductions, write_gather, write_reduction, write_shard
 from .param_loops import LoopFinder, without
 
 
 def fuse_buckets(program: Program) -> Program:
     """The program with buckets."""
-    return _Fuser(program, partial(grouped, program)).program()
+    return _Fuser(program, partial(make_groups, program)).program()
 
 
-def fused_as(program: Program, buckets: Sequence[Bucket]) -> Program:
+def fuse_buckets_as(program: Program, buckets: Sequence[Bucket]) -> Program:
     """The program with buckets of the same parameters as `buckets`, which belong to the same plan
     at other sizes.
     """
-    return _Fuser(program, partial(grouped_as, program, buckets)).program()
+    return _Fuser(program, partial(make_groups_as, program, buckets)).program()
 
 
 NORMS = ("grad_norm", "unscaled_norm")
@@ -53,7 +53,7 @@ NORMS = ("grad_norm", "unscaled_norm")
 
 class _Fuser:
     def __init__(
-        self, program: Program, group: Callable[[Iterable[Used]], list[BucketGroup]]
+        self, program: Program, group: Callable[[Iterable[ParamUse]], list[BucketGroup]]
     ) -> None:
         self._program, self._step = program, program.region
         self._ops = ops_in(self._step.body)
@@ -61,7 +61,7 @@ class _Fuser:
         self._updates = {op.inputs[3]: op for op in self._ops if op.kind == "update"}
         self._microbatches = program.microbatches
         self._loops = LoopFinder(self._microbatches)
-        self._groups = group(map(self._used, self._updates))
+        self._groups = group(map(self._get_use, self._updates))
         self._frame = evolve(
             program,
             dims=(*program.dims, *map(self._flat, self._groups)),
@@ -79,7 +79,7 @@ class _Fuser:
         # as forward uses them
         for group in reversed(self._groups):
             if group.shards:
-                parts[group.name] = self._gathered(group, gathers)
+                parts[group.name] = self._write_gathers(group, gathers)
         microbatches, totals = self._per_layer(microbatches, parts)
         final = self._final(totals)
         following = ops_in(body[first:])
@@ -104,16 +104,18 @@ class _Fuser:
         final = dict[str, str]()
         for group in self._groups:
             gradients = [param.summed for param in group.params]
-            final[group.name] = totals.get(group.name) or reduced(group, gradients, self._builder)
+            final[group.name] = totals.get(group.name) or write_reduction(
+                group, gradients, self._builder
+            )
         return final
 
     # ---- what there is
 
-    def _used(self, param: str) -> Used:
+    def _get_use(self, param: str) -> ParamUse:
         leaf, summed = self._leaf(param)[-1], self._chain(self._updates[param].inputs[0])[0]
         results = zip(self._microbatches.yields, self._microbatches.results, strict=True)
         end, value = next((end, value) for end, value in results if value.name == summed)
-        return Used(param, leaf, summed, value.type, self._loops.loops(leaf, end.name))
+        return ParamUse(param, leaf, summed, value.type, self._loops.loops(leaf, end.name))
 
     def _chain(self, name: str) -> list[str]:
         """The names from the microbatches' sum to the gradient that is updated with."""
@@ -176,18 +178,18 @@ class _Fuser:
     def _flat(self, group: BucketGroup) -> Dim:
         degree = self._program.degree
         size = layout(self._program, group.names, degree(group.shards), len(group.layers)).size
-        return Dim(group.dim, size * degree(group.key.sharded), span=self._step.span)
+        return Dim(group.dim, size * degree(group.key.shard_axes), span=self._step.span)
 
     # ---- what is written
 
-    def _gathered(self, group: BucketGroup, builder: OpBuilder) -> str:
+    def _write_gathers(self, group: BucketGroup, builder: OpBuilder) -> str:
         """Writes the step's ops on a shared bucket's parameters; returns each rank's part of
         them for the model.
         """
         leaves = [self._made_by[param.leaf].outputs[0] for param in group.params]
-        part = held(group, leaves, builder)
+        part = write_shard(group, leaves, builder)
         if not group.reshard_after_forward:
-            gathered(group, part, leaves, builder)
+            write_gather(group, part, leaves, builder)
         return part
 
     def _per_layer(self, region: Region, parts: dict[str, str]) -> tuple[Region, dict[str, str]]:
@@ -233,7 +235,7 @@ class _Fuser:
             inputs.append(op.inputs[0])
         for names in names_alike.values():
             squares = builder.write("sum_squares", names, "grad_norm_sq")
-            inputs.append(builder.reduced(squares))
+            inputs.append(builder.reduce(squares))
         return evolve(op, inputs=tuple(inputs))
 
     def _update(self, group: BucketGroup, final: str) -> Op:

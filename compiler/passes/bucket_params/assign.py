@@ -30,13 +30,13 @@ class Key:
     axes that shard them.
     """
 
-    reduced: tuple[str, ...]
-    sharded: tuple[str, ...]
+    reduce_axes: tuple[str, ...]
+    shard_axes: tuple[str, ...]
     dtype: str
 
 
 @frozen
-class Used:
+class ParamUse:
     """A parameter in its step: as the model uses it, `leaf`, and its gradient `summed` over
     microbatches.
     """
@@ -59,7 +59,7 @@ class BucketGroup:
     """
 
     key: Key
-    params: tuple[Used, ...]
+    params: tuple[ParamUse, ...]
     layers: tuple[str, ...]
     shards: tuple[str, ...]
     reshard_after_forward: bool
@@ -79,7 +79,7 @@ class BucketGroup:
     @property
     def reduce_axes(self) -> tuple[str, ...]:
         """The axes over which the gradient is reduced but not scattered."""
-        return tuple(axis for axis in self.key.reduced if axis not in self.shards)
+        return tuple(axis for axis in self.key.reduce_axes if axis not in self.shards)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,27 +94,30 @@ class BucketGroup:
         return loops
 
 
-def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
+def make_groups(program: Program, params: Iterable[ParamUse]) -> list[BucketGroup]:
     """The buckets, in the order that backward completes their gradients."""
     order = _order(program)
-    alike: dict[tuple[Key, object, object], list[Used]] = {}
+    alike: dict[tuple[Key, object, object], list[ParamUse]] = {}
     for param in sorted(params, key=lambda param: order[param.name]):
         place = param.loops and param.loops.place
         # by whatever pattern
-        apart = evolve(program.state_of(param.name), of=()), sharing(program, param.name)
+        apart = (
+            evolve(program.state_of(param.name), param_patterns=()),
+            sharing(program, param.name),
+        )
         alike.setdefault((_key(param.gradient), apart, place), []).append(param)
-    without_layers: dict[object, list[Used]] = {}
+    without_layers: dict[object, list[ParamUse]] = {}
     buckets: list[BucketGroup] = []
     for (key, apart, _), members in alike.items():
         if layers := _layers(program, key, members):
-            buckets += _capped(program, key, members, layers)
+            buckets += _groups_up_to_cap(program, key, members, layers)
         else:
             without_layers.setdefault((key, apart), []).extend(members)
     buckets = _by_repeat(buckets)
     for members in without_layers.values():
         members.sort(key=lambda param: order[param.name])
-        buckets += _capped(program, _key(members[0].gradient), members, 0)
-    return _named(program, buckets)
+        buckets += _groups_up_to_cap(program, _key(members[0].gradient), members, 0)
+    return _with_names(program, buckets)
 
 
 def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
@@ -128,8 +131,8 @@ def _by_repeat(groups: list[BucketGroup]) -> list[BucketGroup]:
     )
 
 
-def grouped_as(
-    program: Program, buckets: Iterable[Bucket], params: Iterable[Used]
+def make_groups_as(
+    program: Program, buckets: Iterable[Bucket], params: Iterable[ParamUse]
 ) -> list[BucketGroup]:
     """Buckets of the same parameters and layers as `buckets`, whatever their bytes are."""
     params_by_name = {param.name: param for param in params}
@@ -165,29 +168,31 @@ def _key(type: Type) -> Key:
     return Key(type.axes_in(Kind.PARTIAL), type.axes_in(Kind.SHARDED), type.dtype)
 
 
-def _layers(program: Program, key: Key, params: list[Used]) -> int:
+def _layers(program: Program, key: Key, params: list[ParamUse]) -> int:
     """How many repeats, one in the other, there are around a layer that has a bucket of its own; 0
     if none has.
 
     Stages of a pipeline gather and reduce once a step.
     """
     loops, state = params[0].loops, program.state_of(params[0].name)
-    if not loops or not key.reduced or program.pipeline:
+    if not loops or not key.reduce_axes or program.pipeline:
         return 0
-    shared = bool({*state.gradients, *state.parameters} & {*key.reduced})
+    shared = bool({*state.gradients, *state.parameters} & {*key.reduce_axes})
     large = sum(_bytes(program, param, 0) for param in params) > (program.flow.largest or SMALL)
     return len(loops.forward) if shared or large else 0
 
 
-def _bytes(program: Program, param: Used, layers: int) -> int:
+def _bytes(program: Program, param: ParamUse, layers: int) -> int:
     """The gradient's bytes on a rank, of one layer of `layers` repeats."""
     sizes = [program.size(dim) for dim in param.gradient.dims[:layers]]
     return program.elements(param.gradient) // prod(sizes) * ITEM_BYTES[param.gradient.dtype]
 
 
-def _capped(program: Program, key: Key, params: list[Used], layers: int) -> Iterator[BucketGroup]:
+def _groups_up_to_cap(
+    program: Program, key: Key, params: list[ParamUse], layers: int
+) -> Iterator[BucketGroup]:
     """The parameters, last ones first, in as few buckets as the cap allows."""
-    full: list[list[Used]] = [[]]
+    full: list[list[ParamUse]] = [[]]
     filled, most = 0, program.flow.largest
     for together in reversed([*_together(program, params)]):
         size = sum(_bytes(program, param, layers) for param in together)
@@ -200,7 +205,7 @@ def _capped(program: Program, key: Key, params: list[Used], layers: int) -> Iter
         yield _group(program, key, part, layers)
 
 
-def _together(program: Program, params: Iterable[Used]) -> Iterator[list[Used]]:
+def _together(program: Program, params: Iterable[ParamUse]) -> Iterator[list[ParamUse]]:
     """The parameters, the weights of one product in one piece."""
     first = dict[str, str]()
     for names in products(program):
@@ -209,9 +214,9 @@ def _together(program: Program, params: Iterable[Used]) -> Iterator[list[Used]]:
         yield [*run]
 
 
-def _group(program: Program, key: Key, params: list[Used], layers: int) -> BucketGroup:
+def _group(program: Program, key: Key, params: list[ParamUse], layers: int) -> BucketGroup:
     state = program.state_of(params[0].name)
-    shards = tuple(axis for axis in key.reduced if axis in state.optimizer)
+    shards = tuple(axis for axis in key.reduce_axes if axis in state.optimizer)
     dims = params[0].gradient.dims[:layers]
     # group by group
     ordered = tuple(sorted(params, key=lambda param: program.train.optimizer.place(param.name)))
@@ -226,7 +231,7 @@ def _group(program: Program, key: Key, params: list[Used], layers: int) -> Bucke
     )
 
 
-def _named(program: Program, groups: list[BucketGroup]) -> list[BucketGroup]:
+def _with_names(program: Program, groups: list[BucketGroup]) -> list[BucketGroup]:
     """Each group with a name of its own: its contents, then the axes that tell it apart, then a
     number.
 
@@ -235,12 +240,12 @@ def _named(program: Program, groups: list[BucketGroup]) -> list[BucketGroup]:
     words = [_contents(program, group) for group in groups]
     axes_by_word = defaultdict[str, set[tuple[str, ...]]](set)
     for group, word in zip(groups, words, strict=True):
-        axes_by_word[word].add(group.key.sharded)
+        axes_by_word[word].add(group.key.shard_axes)
     by_identifier: dict[str, BucketGroup] = {}
     for group, word in zip(groups, words, strict=True):
         name = word
-        if len(axes_by_word[word]) > 1 and group.key.sharded:
-            name = f"{word}.{'_'.join(group.key.sharded)}"
+        if len(axes_by_word[word]) > 1 and group.key.shard_axes:
+            name = f"{word}.{'_'.join(group.key.shard_axes)}"
         candidates = (evolve(group, name=f"{name}_{i}" if i > 1 else name) for i in count(1))
         unique = next(c for c in candidates if c.identifier not in by_identifier)
         by_identifier[unique.identifier] = unique

@@ -34,7 +34,7 @@ from .assign import BucketGroup
 from .param_loops import Path
 
 
-def held(group: BucketGroup, leaves: Sequence[Value], builder: OpBuilder) -> str:
+def write_shard(group: BucketGroup, leaves: Sequence[Value], builder: OpBuilder) -> str:
     """Writes what leads from a shared bucket's state of record to what each rank keeps of it
     for the model.
     """
@@ -43,7 +43,9 @@ def held(group: BucketGroup, leaves: Sequence[Value], builder: OpBuilder) -> str
     return builder.cast(name, leaves[0].type.dtype)
 
 
-def gathered(group: BucketGroup, name: str, leaves: Sequence[Value], builder: OpBuilder) -> None:
+def write_gather(
+    group: BucketGroup, name: str, leaves: Sequence[Value], builder: OpBuilder
+) -> None:
     """Writes what leads from there to the parameters as the model uses them."""
     name = builder.coerce(name, Step(group.shards, sharded(group.dim), REPLICATED))
     replicated = leaves[0].type.axes_in(Kind.REPLICATED)
@@ -54,15 +56,15 @@ def gathered(group: BucketGroup, name: str, leaves: Sequence[Value], builder: Op
     )
 
 
-def reduced(group: BucketGroup, gradients: Sequence[str], builder: OpBuilder) -> str:
+def write_reduction(group: BucketGroup, gradients: Sequence[str], builder: OpBuilder) -> str:
     """Writes what leads from gradients to the bucket's gradient of record."""
     name = builder.write("pack", gradients, f"g_{group.identifier}", bucket=group.name)
     name = builder.cast(name, group.key.dtype)
-    name = _summed(name, Step(group.shards, PARTIAL, sharded(group.dim)), builder)
-    return _summed(name, Step(group.reduce_axes, PARTIAL, INVARIANT), builder)
+    name = _write_sum(name, Step(group.shards, PARTIAL, sharded(group.dim)), builder)
+    return _write_sum(name, Step(group.reduce_axes, PARTIAL, INVARIANT), builder)
 
 
-def _summed(name: str, step: Step, builder: OpBuilder) -> str:
+def _write_sum(name: str, step: Step, builder: OpBuilder) -> str:
     """Writes a reduction of gradients, in the element type that the plan chooses for what is
     sent.
     """
@@ -90,7 +92,7 @@ def with_gathers(group: BucketGroup, block: Region, part: str, builder: OpBuilde
 
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
         ahead = builder.inner()
-        gathered(group, slice, weights, ahead)
+        write_gather(group, slice, weights, ahead)
         return ahead.body, (), ""
 
     return evolve(block, body=_within(block.body, group.loops.forward, part, layer, builder)[0])
@@ -108,10 +110,12 @@ def with_reductions(
     def layer(slice: str) -> tuple[Sequence[Stmt], Sequence[Stmt], str]:
         before, after = builder.inner(), builder.inner()
         if slice:
-            weights = [_regathered(place.weight, place.regathered, builder) for place in loops]
-            gathered(group, slice, weights, before)
+            weights = [
+                _weight_for_backward(place.weight, place.regathered, builder) for place in loops
+            ]
+            write_gather(group, slice, weights, before)
         if group.shard_gradients:
-            total = reduced(group, gradients, after)
+            total = write_reduction(group, gradients, after)
             return before.body, after.body, total
         after.append(Op("begin", gradients, (), (("bucket", group.name),), span=builder.span))
         return before.body, after.body, ""
@@ -120,7 +124,7 @@ def with_reductions(
     return evolve(block, body=body), total
 
 
-def _regathered(weight: str, name: str, builder: OpBuilder) -> Value:
+def _weight_for_backward(weight: str, name: str, builder: OpBuilder) -> Value:
     if name:
         return Value(name, builder.types[name])
     return builder.value(weight, builder.types[weight])
@@ -147,7 +151,7 @@ def _within(
     region = evolve(region, body=inner)
     if not result:
         return (*body[:index], region, *body[index + 1 :]), ""
-    stack = builder.value(result, types[result].stacked(region.dim))
+    stack = builder.value(result, types[result].stack_along(region.dim))
     region = evolve(
         region,
         yields=(*region.yields, Yield(result, Leave.STACK)),

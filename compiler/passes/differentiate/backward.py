@@ -55,25 +55,27 @@ class Backward(OpBuilder):
         self, kind: str, inputs: Sequence[str], like: Sequence[str], **attrs: Attr
     ) -> tuple[str, ...]:
         due = [Value(gradient_name(name), dual_type(self.type(name))) for name in like]
-        return self.typed(Op(kind, tuple(inputs), tuple(due), tuple(attrs.items()), span=self.span))
+        return self.append_typed(
+            Op(kind, tuple(inputs), tuple(due), tuple(attrs.items()), span=self.span)
+        )
 
     def type(self, name: str) -> Type:
         return self.types[name]
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         return self.type(name).dtype in FLOATS
 
     def maker(self, name: str) -> Op:
         return self._made_by[name]
 
-    def saved(self, name: str) -> str:
+    def save(self, name: str) -> str:
         """How this body reads a forward value: recomputed if the plan says so, else saved."""
         if name not in self._saved:
             op = self._made_by.get(name)
             if op and not OPS[op.kind].decides and self.recomputes(op):
                 self._recompute(op)
             else:
-                self._saved[name] = self.kept(name)
+                self._saved[name] = self.get_saved(name)
         return self._saved[name]
 
     def recomputes(self, op: Op) -> bool:
@@ -81,7 +83,7 @@ class Backward(OpBuilder):
         return is_recomputed(self.program, op)
 
     def _recompute(self, op: Op) -> None:
-        inputs = tuple(map(self.saved, op.inputs))
+        inputs = tuple(map(self.save, op.inputs))
         outputs = tuple(self.value(value.name, value.type) for value in op.outputs)
         self._saved |= {old.name: new.name for old, new in zip(op.outputs, outputs, strict=True)}
         self.append(evolve(op, inputs=inputs, outputs=outputs, attrs=(*op.attrs, *self.when(op))))
@@ -90,7 +92,7 @@ class Backward(OpBuilder):
         """The attribute of an op that is not recomputed in every layer."""
         return ()
 
-    def kept(self, name: str) -> str:
+    def get_saved(self, name: str) -> str:
         """How this body reads a saved forward value: outside of repeats all are visible."""
         return name
 
@@ -99,7 +101,7 @@ class Backward(OpBuilder):
 
     # ---- the walk
 
-    def of(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    def differentiate_body(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         """Writes the backward of `body`; returns `body` with repeats that keep what backward
         needs.
         """
@@ -206,9 +208,9 @@ class _RepeatBackward(Backward):
         """
         if not any(value.name in self._parts for value in op.outputs):
             return False
-        types, wanted = tuple(map(self.type, op.inputs)), tuple(map(self.wanted, op.inputs))
+        types, wanted = tuple(map(self.type, op.inputs)), tuple(map(self.is_wanted, op.inputs))
         device = "cuda" if self.program.cluster.gpu else "cpu"
-        saved = OPS[op.kind].saved(Local(self.program, op, types, wanted, device))
+        saved = OPS[op.kind].get_saved_tensors(Local(self.program, op, types, wanted, device))
         # of a user's op nothing is known
         if saved.results or saved.others or op.kind == "call":
             return True
@@ -221,26 +223,26 @@ class _RepeatBackward(Backward):
             return self._is_made(op.inputs[0])
         return op is not None
 
-    def kept(self, name: str) -> str:
+    def get_saved(self, name: str) -> str:
         """A slice of a parameter or of a stack that forward returns; values from outside this
         body as outside.
         """
         if name not in self._inside | set(self._made_by):
-            return self._outer.saved(name)
+            return self._outer.save(name)
         source = ""
         for arg in self._forward.args:
             if arg.enter is Enter.EACH and arg.value.name == name:
                 source = arg.source
         source = source or self._stack(name)
         value = self.value(name, self.type(name))
-        self._slices.append(Arg(value, self._outer.saved(source), Enter.EACH))
+        self._slices.append(Arg(value, self._outer.save(source), Enter.EACH))
         return value.name
 
     def keep(self, stack: Value) -> None:
         self._inside.add(stack.name)
 
     def _stack(self, name: str) -> str:
-        value = self.value(name, self.type(name).stacked(self._forward.dim))
+        value = self.value(name, self.type(name).stack_along(self._forward.dim))
         self._stacks.append((name, value))
         self._outer.keep(value)
         return value.name
@@ -256,12 +258,12 @@ class _RepeatBackward(Backward):
         ends = [end for end in forward.yields if self.type(end.name).differentiable]
         for end, arg in zip(ends, args, strict=True):
             self.add(end.name, arg.value.name)
-        body = self.of(forward.body)
-        yields_by_source = self._carried()
+        body = self.differentiate_body(forward.body)
+        yields_by_source = self._yields_of_carries()
         for name in list(self._parts):
             if name not in self._own:
-                yields_by_source.append(self._captured(name, args))
-        yields_by_source += self._sliced()
+                yields_by_source.append(self._yield_of_capture(name, args))
+        yields_by_source += self._yields_of_slices()
         self._finish(args, yields_by_source)
         yields, results = [*forward.yields], [*forward.results]
         for name, stack in self._stacks:
@@ -269,7 +271,7 @@ class _RepeatBackward(Backward):
             results.append(stack)
         return evolve(forward, body=body, yields=tuple(yields), results=tuple(results))
 
-    def _carried(self) -> list[tuple[str, Yield]]:
+    def _yields_of_carries(self) -> list[tuple[str, Yield]]:
         """Values that forward carries: the gradient that the last iteration leaves."""
         yields = list[tuple[str, Yield]]()
         for arg in self._forward.args:
@@ -278,14 +280,14 @@ class _RepeatBackward(Backward):
                 yields.append((arg.source, Yield(total, Leave.LAST)))
         return yields
 
-    def _captured(self, name: str, args: list[Arg]) -> tuple[str, Yield]:
+    def _yield_of_capture(self, name: str, args: list[Arg]) -> tuple[str, Yield]:
         """A value from outside: its gradient is carried, and grows with each iteration."""
         so_far = self.value(gradient_name(name), dual_type(self.type(name)))
         args.append(Arg(so_far, self._outer.zeros(name), Enter.CARRY))
         self.add(name, so_far.name)
         return name, Yield(self.total_or_zero(name), Leave.LAST)
 
-    def _sliced(self) -> list[tuple[str, Yield]]:
+    def _yields_of_slices(self) -> list[tuple[str, Yield]]:
         """Parameters: the gradients of all iterations, stacked."""
         yields = list[tuple[str, Yield]]()
         for arg in self._forward.args:
@@ -299,7 +301,7 @@ class _RepeatBackward(Backward):
         for source, end in yields_by_source:
             type = self.type(end.name)
             if end.leave is Leave.STACK:
-                type = type.stacked(self._forward.dim)
+                type = type.stack_along(self._forward.dim)
             results.append(self.value(gradient_name(source), type))
             self._outer.add(source, results[-1].name)
         self.region = Region(

@@ -49,23 +49,23 @@ class TrainingStep(OpBuilder):
         """
         inputs = list[Value]()
         for arg in self._model.args:
-            stacked = arg.value.type.stacked(MICROBATCHES)
+            stacked = arg.value.type.stack_along(MICROBATCHES)
             inputs.append(self.value(arg.value.name, stacked))
         self.body += self._leaves
         labels = next(value.name for value in inputs if base(value.name) == "labels")
         counted = self.write("count_valid", [labels], "num_tokens")
-        count = self.reduced(counted)
+        count = self.reduce(counted)
         loss_type = self.types[self._model.yields[0].name]
         inv_num_tokens = self.write("reciprocal", [count], "inv_num_tokens", dtype=loss_type.dtype)
-        (loss, *others), grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
-        mean = self.write("mul", [self.reduced(loss), inv_num_tokens], loss)
-        others = [self.reduced(name) for name in others]
+        (loss, *others), grads = self._microbatches(inputs, self._gradient_of_loss(inv_num_tokens))
+        mean = self.write("mul", [self.reduce(loss), inv_num_tokens], loss)
+        others = [self.reduce(name) for name in others]
         norm, updated = self._update(grads, count, mean, others[self.program.losses - 1 :])
         ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *others, *updated))
         args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)
         return Region("step", tuple(self.body), args, ends, span=self.span)
 
-    def _scaled(self, inv_num_tokens: str) -> str:
+    def _gradient_of_loss(self, inv_num_tokens: str) -> str:
         """The gradient of the step's loss, times the loss scale in fp16."""
         if self.program.train.precision != "fp16":
             return inv_num_tokens
@@ -88,7 +88,7 @@ class TrainingStep(OpBuilder):
         for stmt in self._model.body:
             if not isinstance(stmt, Op) or stmt.kind != "leaf":
                 body.append(stmt)
-        forward = back.of(body)
+        forward = back.differentiate_body(body)
         grads = [back.total(op.outputs[0].name) or "" for op in self._leaves]
         assert all(grads), "differentiate: a parameter has no gradient"
         blocks = (
@@ -131,26 +131,26 @@ class TrainingStep(OpBuilder):
         if self._loss_scale:
             scale = self.write("unscaled", [scale, self._loss_scale], scale)
         count = self.write("if_finite", [count, norm, loss], count)
-        if deviations := self.program.watch.limited:
+        if deviations := self.program.watch.get_loss_limit:
             limit = self.write("loss_limit", [], "loss_limit", deviations=deviations)
             count = self.write("if_below", [count, loss, limit], count)
         updated = list[str]()
         for param, grad in zip(params, final, strict=True):
-            updated.append(self._updated(param, grad, scale, count))
+            updated.append(self._write_update(param, grad, scale, count))
         for buffer in self.program.buffers:
-            updated.append(self._balanced(buffer, loads[buffer.route], count))
+            updated.append(self._write_balance(buffer, loads[buffer.route], count))
         return norm, updated
 
-    def _balanced(self, buffer: Buffer, load: str, count: str) -> str:
+    def _write_balance(self, buffer: Buffer, load: str, count: str) -> str:
         due = Value(buffer.name, buffer.type)
         inputs = (buffer.name, load, count)
         attrs = (("rate", buffer.rate),)
-        return self.typed(Op("balanced", inputs, (due,), attrs, span=buffer.span))[0]
+        return self.append_typed(Op("balanced", inputs, (due,), attrs, span=buffer.span))[0]
 
-    def _updated(self, param: Param, grad: str, scale: str, count: str) -> str:
+    def _write_update(self, param: Param, grad: str, scale: str, count: str) -> str:
         due = Value(param.name, param.type)
         inputs = (grad, scale, count, param.name)
-        return self.typed(Op("update", inputs, (due,), span=param.span))[0]
+        return self.append_typed(Op("update", inputs, (due,), span=param.span))[0]
 
     def _norm(self, grads: list[str]) -> str:
         """Squares are added over the axes on which a gradient is sharded, and not over the axes
@@ -161,7 +161,7 @@ class TrainingStep(OpBuilder):
             groups.setdefault(self.types[name].axes_in(Kind.SHARDED), []).append(name)
         squares = list[str]()
         for names in groups.values():
-            squares.append(self.reduced(self.write("sum_squares", names, "grad_norm_sq")))
+            squares.append(self.reduce(self.write("sum_squares", names, "grad_norm_sq")))
         if self._loss_scale:
             return self.write("unscaled_norm", [self._loss_scale, *squares], "grad_norm")
         return self.write("grad_norm", squares, "grad_norm")

@@ -14,11 +14,11 @@ from attrs import evolve
 
 from ...config.settings import TRITON
 from ...ir import Program, Region, Stmt
-from .context import Known
+from .context import FusionContext
 from .loss import heads
 from .patterns import gates, joint_coercions, norms, products, ropes
 
-Pattern = Callable[[tuple[Stmt, ...], Known], tuple[Stmt, ...]]
+Pattern = Callable[[tuple[Stmt, ...], FusionContext], tuple[Stmt, ...]]
 
 PATTERNS: tuple[Pattern, ...] = (heads, gates, products, ropes, norms, joint_coercions)
 
@@ -27,15 +27,15 @@ def fuse_ops(program: Program) -> Program:
     """The program with ops fused."""
     if program.train.kernels != TRITON:
         return program
-    known = Known.of(program)
-    region = _fused(program.region, known)
+    known = FusionContext.of(program)
+    region = _fuse_region(program.region, known)
     return evolve(program, region=region, dims=(*program.dims, *known.dims))
 
 
-def _fused(region: Region, known: Known) -> Region:
+def _fuse_region(region: Region, known: FusionContext) -> Region:
     stmts = list[Stmt]()
     for stmt in region.body:
-        stmts.append(_fused(stmt, known) if isinstance(stmt, Region) else stmt)
+        stmts.append(_fuse_region(stmt, known) if isinstance(stmt, Region) else stmt)
     body = tuple(stmts)
     for pattern in PATTERNS:
         body = pattern(body, known)

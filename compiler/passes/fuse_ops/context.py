@@ -10,7 +10,7 @@ from ...syntax.source import Span
 
 
 @frozen
-class Known:
+class FusionContext:
     """The program that is fused.
 
     parameters  the values that are parameters, or slices of one, and whose
@@ -29,7 +29,7 @@ class Known:
     dims: list[Dim] = field(factory=list[Dim])
 
     @classmethod
-    def of(cls, program: Program) -> "Known":
+    def of(cls, program: Program) -> "FusionContext":
         types = program.types
         params = {param.name: param for param in program.params}
         leaves = dict[str, Param]()
@@ -92,7 +92,7 @@ def _apart(program: Program) -> frozenset[str]:
     return frozenset(recompute.names if recompute.word == "selective" else ())
 
 
-def replaced(body: Sequence[Stmt], by: Mapping[int, Op | None]) -> tuple[Stmt, ...]:
+def replace_ops(body: Sequence[Stmt], by: Mapping[int, Op | None]) -> tuple[Stmt, ...]:
     """The body with other ops, or none, in the places of some."""
     stmts = (by.get(i, stmt) for i, stmt in enumerate(body))
     return tuple(stmt for stmt in stmts if stmt is not None)

@@ -15,13 +15,13 @@ from ...ops import OPS
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
 from ...ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS, REJOINED
 from ...ops.loss import CAP, CROSS_ENTROPY, SMOOTHING
-from .context import Known, replaced
+from .context import FusionContext, replace_ops
 
 Attrs = tuple[tuple[str, Attr], ...]
 
 
 @frozen
-class _Made:
+class _LogitOrigin:
     """The origin of logits: places of the ops that a loss takes in, its operands in place of
     logits, and the ops.
     """
@@ -38,27 +38,29 @@ class _Made:
         return bool(self.inner)
 
 
-def heads(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
+def heads(body: tuple[Stmt, ...], known: FusionContext) -> tuple[Stmt, ...]:
     """Fuses losses with what makes their logits and serves nothing else."""
     makers, chunks = _Makers(body, known), known.program.train.logits == CHUNK
     by: dict[int, Op | None] = {}
     for index, op in known.ops(body, CROSS_ENTROPY.name):
         # sums of gradients before the loss' factor would overflow
         narrow = known.types[op.inputs[0]].dtype == "f16"
-        if origin := makers.of(op.inputs[0], 1, products=chunks and not narrow):
+        if origin := makers.origin_of(op.inputs[0], 1, products=chunks and not narrow):
             by |= dict.fromkeys(origin.places, None)
             by[index] = _whole(origin, op)
     largest = _largest(body, known)
     for index, op in known.ops(body, "local_softmax_stats"):
         first, max_logit = largest.get(op.inputs[1], (0, None))
         if max_logit and max_logit.inputs == op.inputs[:1] and first not in by:
-            origin = makers.of(op.inputs[0], 2, products=chunks) or _Made((), op.inputs[:1])
+            origin = makers.origin_of(op.inputs[0], 2, products=chunks) or _LogitOrigin(
+                (), op.inputs[:1]
+            )
             by |= dict.fromkeys(origin.places, None)
             by[first], by[index] = _in_parts(origin, max_logit, op, known)
-    return replaced(body, by)
+    return replace_ops(body, by)
 
 
-def _largest(body: Sequence[Stmt], known: Known) -> Mapping[str, tuple[int, Op]]:
+def _largest(body: Sequence[Stmt], known: FusionContext) -> Mapping[str, tuple[int, Op]]:
     """The ops that compute ranks' own maxima, with their place, by the names of the largest of
     all.
     """
@@ -73,11 +75,11 @@ def _largest(body: Sequence[Stmt], known: Known) -> Mapping[str, tuple[int, Op]]
 class _Makers:
     """The ops of a body that may make logits."""
 
-    def __init__(self, body: Sequence[Stmt], known: Known) -> None:
+    def __init__(self, body: Sequence[Stmt], known: FusionContext) -> None:
         self._known = known
         self._ops = known.ops_by_result(body, "add", "contract", "softcap")
 
-    def of(self, logits: str, users: int, *, products: bool) -> _Made | None:
+    def origin_of(self, logits: str, users: int, *, products: bool) -> _LogitOrigin | None:
         """The origin of logits that `users` ops read; None where others read them too, or no
         such ops make them.
         """
@@ -88,10 +90,10 @@ class _Makers:
         origin = None
         if products:
             origin = self._product(op.inputs[0], 1)
-        origin = origin or _Made((), op.inputs)
+        origin = origin or _LogitOrigin((), op.inputs)
         return evolve(origin, places=(*origin.places, index), cap=((CAP.name, op.get("cap")),))
 
-    def _product(self, logits: str, users: int) -> _Made | None:
+    def _product(self, logits: str, users: int) -> _LogitOrigin | None:
         """A product with a parameter; another parameter of the classes alone may be added to it."""
         if not (sum_ := self._only(logits, users, "add")):
             return self._alone(logits, users)
@@ -107,7 +109,7 @@ class _Makers:
             return None
         return evolve(origin, places=(*origin.places, index), bias=(*biases,))
 
-    def _alone(self, logits: str, users: int) -> _Made | None:
+    def _alone(self, logits: str, users: int) -> _LogitOrigin | None:
         """A product with a parameter of one dim besides the dims that are contracted."""
         if not (product := self._only(logits, users, "contract")):
             return None
@@ -115,7 +117,7 @@ class _Makers:
         over, weight = op.names("over"), op.inputs[1]
         if weight not in self._known.parameters or self._known.types[weight].dims[1:] != over:
             return None
-        return _Made((index,), op.inputs, inner=(("inner", over),))
+        return _LogitOrigin((index,), op.inputs, inner=(("inner", over),))
 
     def _only(self, logits: str, users: int, kind: str) -> tuple[int, Op] | None:
         """The op of this kind, with its place, that makes a value for `users` uses and no more."""
@@ -125,22 +127,22 @@ class _Makers:
         return index, op
 
 
-def _given(op: Op, *names: str) -> Attrs:
+def _select_attrs(op: Op, *names: str) -> Attrs:
     return tuple((name, value) for name, value in op.attrs if name in names)
 
 
-def _whole(origin: _Made, loss: Op) -> Op:
+def _whole(origin: _LogitOrigin, loss: Op) -> Op:
     kind = LINEAR_CROSS_ENTROPY.name if origin.is_product else loss.kind
-    attrs = (*origin.inner, *_given(loss, SMOOTHING.name, "z"), *origin.cap)
+    attrs = (*origin.inner, *_select_attrs(loss, SMOOTHING.name, "z"), *origin.cap)
     return evolve(
         loss, kind=kind, inputs=(*origin.operands, loss.inputs[1], *origin.bias), attrs=attrs
     )
 
 
-def _in_parts(origin: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op]:
+def _in_parts(origin: _LogitOrigin, largest: Op, parts: Op, known: FusionContext) -> tuple[Op, Op]:
     """The parts of each rank's classes, and the op that relates them to the largest logit."""
     (logits, peak, labels), (m,), (z, t) = parts.inputs, largest.outputs, parts.outputs
-    classes, smoothing = known.types[logits].dims[-1], _given(parts, SMOOTHING.name)
+    classes, smoothing = known.types[logits].dims[-1], _select_attrs(parts, SMOOTHING.name)
     shares = _shares(classes, known.types[logits].axes_of(classes), largest, known)
     kind = (LINEAR_PARTS if origin.is_product else LOGIT_PARTS).name
     inputs = (*origin.operands, labels, *origin.bias)
@@ -154,6 +156,6 @@ def _in_parts(origin: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, 
     return first, Op(REJOINED.name, (*names, peak, labels), parts.outputs, joined, span=parts.span)
 
 
-def _shares(classes: str, axes: tuple[str, ...], parts: Op, known: Known) -> str:
+def _shares(classes: str, axes: tuple[str, ...], parts: Op, known: FusionContext) -> str:
     """A dim of one for each rank that has a part of the classes."""
     return known.dim(f"{classes}_shares", known.program.degree(axes), parts.span)

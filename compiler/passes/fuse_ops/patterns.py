@@ -7,7 +7,7 @@ from itertools import groupby
 
 from attrs import evolve
 
-from ...analysis.bucket_layout import stored_as_matrix
+from ...analysis.bucket_layout import is_stored_as_matrix
 from ...analysis.recompute import is_recomputed
 from ...ir import DATA_DIMS, Kind, Op, Param, Stmt, Value, base, ops_in
 from ...ir.placements import ends
@@ -15,10 +15,10 @@ from ...ops.attention import ATTENTION
 from ...ops.concat import CONCAT, SPLIT
 from ...ops.fused import CONTRACTS, GATES, NORMS
 from ...ops.rope import ROPE, ROPE_PAIR
-from .context import Known, replaced
+from .context import FusionContext, replace_ops
 
 
-def gates(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
+def gates(body: tuple[Stmt, ...], known: FusionContext) -> tuple[Stmt, ...]:
     """f(x) · y: fuses functions whose values are used in a product with a value of the same
     type, and nowhere else.
     """
@@ -34,10 +34,10 @@ def gates(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
             inputs = (*function.inputs, other)
             by[first] = None
             by[index] = evolve(op, kind=GATES[function.kind], inputs=inputs, attrs=function.attrs)
-    return replaced(body, by)
+    return replace_ops(body, by)
 
 
-def norms(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
+def norms(body: tuple[Stmt, ...], known: FusionContext) -> tuple[Stmt, ...]:
     """x + y and its norm: fuses sums of two values with the first norm of each, where the sum
     is used besides.
     """
@@ -52,16 +52,16 @@ def norms(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
             inputs, outputs = (*add.inputs, *weights), (*add.outputs, *op.outputs)
             by[index] = None
             by[first] = evolve(op, kind=NORMS[op.kind], inputs=inputs, outputs=outputs)
-    return replaced(body, by)
+    return replace_ops(body, by)
 
 
-def _two_alike(add: Op, known: Known) -> bool:
+def _two_alike(add: Op, known: FusionContext) -> bool:
     """Whether two values of one type are added."""
     types = {known.types[name] for name in (*add.inputs, add.outputs[0].name)}
     return len(add.inputs) == 2 and len(types) == 1
 
 
-def ropes(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
+def ropes(body: tuple[Stmt, ...], known: FusionContext) -> tuple[Stmt, ...]:
     """Fuses the rotations of an attention's queries and keys, by the same angles."""
     rotations = known.ops_by_result(body, ROPE.name)
     by: dict[int, Op | None] = {}
@@ -77,7 +77,7 @@ def ropes(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
             inputs, outputs = (*q.inputs, *k.inputs), (*q.outputs, *k.outputs)
             by[first] = None
             by[second] = Op(ROPE_PAIR.name, inputs, outputs, q.attrs, span=q.span)
-    return replaced(body, by)
+    return replace_ops(body, by)
 
 
 # ---- x·w₁, x·w₂, …: one product with weights that are adjacent in memory, as for queries, keys and
@@ -87,7 +87,7 @@ def ropes(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
 # and a group of the optimizer's settings.
 
 
-def products(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
+def products(body: tuple[Stmt, ...], known: FusionContext) -> tuple[Stmt, ...]:
     """Fuses products of one value with parameters that nothing else reads, over the same dims
     and stored alike.
     """
@@ -96,7 +96,7 @@ def products(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
         x, weight = op.inputs
         param = known.parameters.get(weight)
         if param and x not in known.parameters and _is_free(param, op, known):
-            alike.setdefault((x, op.attrs, _kept(param, known)), []).append((index, op))
+            alike.setdefault((x, op.attrs, _storage_key(param, known)), []).append((index, op))
     rotated = set[str]()
     for op in ops_in(body):
         if op.kind == ROPE.name:
@@ -105,30 +105,30 @@ def products(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     for several in alike.values():
         if len(several) > 1:
             by |= dict.fromkeys((index for index, _ in several), None)
-            by[several[0][0]] = _joined([op for _, op in several], rotated)
-    return replaced(body, by)
+            by[several[0][0]] = _join_products([op for _, op in several], rotated)
+    return replace_ops(body, by)
 
 
-def _is_free(param: Param, op: Op, known: Known) -> bool:
+def _is_free(param: Param, op: Op, known: FusionContext) -> bool:
     """Whether a weight is stored as the matrix that a product takes, and nothing else takes it."""
     return (
-        stored_as_matrix(param)
+        is_stored_as_matrix(param)
         and param.inner == len(op.names("over"))
         and known.readers[param.name] == 1
     )
 
 
-def _kept(param: Param, known: Known) -> object:
+def _storage_key(param: Param, known: FusionContext) -> object:
     """The properties that weights of one bucket and one group of settings share: repeats, axes,
     sharded dims, state.
     """
     axes = frozenset(axis for axis, place in param.type.places if place.dim)
-    state = evolve(known.program.state_of(param.name), of=())
+    state = evolve(known.program.state_of(param.name), param_patterns=())
     place = known.program.train.optimizer.place(param.name)
     return len(param.type.dims), param.type.dims[: param.stacked], axes, state, place
 
 
-def _joined(several: Sequence[Op], rotated: set[str]) -> Op:
+def _join_products(several: Sequence[Op], rotated: set[str]) -> Op:
     """One op for all; saved results get memory of their own, if others in that memory are not
     saved.
 
@@ -154,7 +154,7 @@ def _joined(several: Sequence[Op], rotated: set[str]) -> Op:
 # that backward repeats, each when its first consumer needs it.
 
 
-def joint_coercions(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
+def joint_coercions(body: tuple[Stmt, ...], known: FusionContext) -> tuple[Stmt, ...]:
     """Joins coercions from a sharded dim that follow one another and differ in the last dims of
     their values alone.
     """
@@ -168,7 +168,7 @@ def joint_coercions(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
     return tuple(joined)
 
 
-def _alike(stmt: Stmt, known: Known) -> object:
+def _alike(stmt: Stmt, known: FusionContext) -> object:
     """The properties that coercions of one call share; None for a statement that is by itself."""
     if not isinstance(stmt, Op) or stmt.kind != "coerce" or is_recomputed(known.program, stmt):
         return None
@@ -179,7 +179,7 @@ def _alike(stmt: Stmt, known: Known) -> object:
     return stmt.attrs, evolve(type, dims=type.dims[:-1])
 
 
-def _together(several: Sequence[Op], known: Known) -> list[Stmt]:
+def _together(several: Sequence[Op], known: FusionContext) -> list[Stmt]:
     """The values side by side, their coercion, and its parts."""
     first, operands = several[0], list[str]()
     outputs = list[Value]()

@@ -19,7 +19,7 @@ from ...schedules.actions import Action, Schedule, Work
 from ...schedules.dependencies import Cell
 from ..interpreter import Env, Interpreter, differing
 from ..simulated_mesh import SimulatedMesh
-from .stage import Move, Moved, Staged, Sums, moves, names, result
+from .stage import Move, Moved, StageRunner, Sums, moves, names, result
 
 Slot: TypeAlias = tuple[str, int, int]
 """The content of a slot: value, stage and microbatch."""
@@ -61,10 +61,10 @@ def run_rows(
     assert pipeline.schedule, "verify: no rows"
     _demand_stages_apart(machine, region, pipeline.axis)
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh] = {}
-    stages = list[Staged]()
+    stages = list[StageRunner]()
     programs = stage_programs(machine.program)
     for program, rank in zip(programs, pipeline.stage_to_rank, strict=True):
-        stages.append(Staged(machine, region, outer, program, rank, worlds))
+        stages.append(StageRunner(machine, region, outer, program, rank, worlds))
     called = names(machine.program, region)
     if moved is None:
         moved = moves(machine.program, pipeline.schedule.rows)
@@ -112,7 +112,7 @@ class _Rows:
         self,
         machine: Interpreter,
         schedule: Schedule,
-        stages: list[Staged],
+        stages: list[StageRunner],
         moved: Moved,
         freed: Cell | None = None,
         keeps: bool = True,
@@ -149,14 +149,14 @@ class _Rows:
         row, begin = self._schedule.rows[rank], positions[rank]
         while positions[rank] < len(row):
             self._cell = Cell(rank, positions[rank])
-            if not self._done(row[positions[rank]]):
+            if not self._do_action(row[positions[rank]]):
                 break
             positions[rank] += 1
         return positions[rank] > begin
 
     # ---- actions
 
-    def _done(self, action: Action) -> bool:
+    def _do_action(self, action: Action) -> bool:
         """Does an action, unless it waits for a message."""
         rank = self._cell.rank
         if self._home(action.stage) != rank:
@@ -166,7 +166,7 @@ class _Rows:
             self._awaited[pair].append((kind, action.stage, action.microbatch))
             self._deliver(*pair)
             return True
-        slots = self._taken(action)
+        slots = self._input_slots(action)
         if self._waits(rank, slots):
             return False
         if self._cell == self._freed:
@@ -193,7 +193,7 @@ class _Rows:
         while sent and awaited:
             self._put(target, awaited.popleft(), sent.popleft())
 
-    def _taken(self, action: Action) -> list[Slot]:
+    def _input_slots(self, action: Action) -> list[Slot]:
         """The inputs of an action."""
         stage, work, microbatch = action.stage, action.work, action.microbatch
         match work:
@@ -226,7 +226,7 @@ class _Rows:
         part = staged.parts[work]
         begin = staged.inputs(microbatch) if is_forward else taken.pop(0)
         entering = taken[0].values() if taken else ()
-        gone = self._moved.gone(self._cell, stage)
+        gone = self._moved.missing_weights(self._cell, stage)
         begin = {name: value for name, value in begin.items() if name not in gone}
         try:
             env = staged.run(part, begin, entering, microbatch)
@@ -244,7 +244,7 @@ class _Rows:
         self._add(stage, microbatch, staged.sums(work, env))
 
     def _add(self, stage: int, microbatch: int, parts: Env) -> None:
-        lost = self._moved.lost(self._cell, stage)
+        lost = self._moved.lost_gradients(self._cell, stage)
         for name, part in parts.items():
             if name not in lost:
                 self.sums.setdefault((stage, name), {})[microbatch] = part

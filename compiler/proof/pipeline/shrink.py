@@ -16,7 +16,7 @@ from ...ir.stages import crossing, readers, stages
 from ...schedules.actions import Schedule, ScheduleError
 from ...schedules.p2p import with_messages
 from ...schedules.registry import SCHEDULES
-from ...schedules.rescale import resized
+from ...schedules.rescale import resize
 from ...schedules.timeline import Times
 
 FEW_CHUNKS = 3
@@ -62,7 +62,7 @@ def few_layers(program: Program, pipeline: Pipeline, ranks: int) -> dict[str, in
     """For each repeat that is cut, as many layers as its cuts need; on two ranks the last repeat
     has one more.
     """
-    begun = [*_begun(program, _few_chunks(pipeline), ranks).values()]
+    begun = [*_first_repeats(program, _few_chunks(pipeline), ranks).values()]
     layers = dict[str, int]()
     for number, dim in enumerate(pipeline.dims):
         layers[dim] = begun.count(number) + _before(number, ranks)
@@ -86,13 +86,13 @@ def _kinds(program: Program) -> dict[tuple[Value, ...], int]:
     return kinds
 
 
-def _begun(program: Program, pipeline: Pipeline, ranks: int) -> dict[int, int]:
+def _first_repeats(program: Program, pipeline: Pipeline, ranks: int) -> dict[int, int]:
     """The number of the repeat that a stage begins in, for each stage that has layers, but the
     first.
 
     All repeats that should have cuts, by layers; where cuts are too few, the repeats in the middle.
     """
-    _, *others = _filled(pipeline, len(stage_to_rank(pipeline, ranks)))
+    _, *others = _stages_with_layers(pipeline, len(stage_to_rank(pipeline, ranks)))
     kinds, count = sorted(_kinds(program).values()), len(others)
     begun = dict[int, int]()
     for i, stage in enumerate(others):
@@ -110,7 +110,7 @@ def _before(number: int, ranks: int) -> int:
     return int(number == 0 or ranks == 2)
 
 
-def _filled(pipeline: Pipeline, count: int) -> list[int]:
+def _stages_with_layers(pipeline: Pipeline, count: int) -> list[int]:
     """The stages, of `count`, that have layers; all, if only stages in the middle had and there
     are none.
     """
@@ -125,7 +125,7 @@ def _rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:
     """
     if _is_unnamed(pipeline):
         assert pipeline.schedule, "verify: no schedule"
-        return resized(pipeline.schedule, ranks, microbatches)
+        return resize(pipeline.schedule, ranks, microbatches)
     order = pipeline.settings.schedule
     return SCHEDULES[order.kind](ranks, microbatches, order.chunks)
 
@@ -134,7 +134,7 @@ def _is_unnamed(pipeline: Pipeline) -> bool:
     return pipeline.settings.schedule.kind not in SCHEDULES
 
 
-def shared(pipeline: Pipeline) -> dict[str, str]:
+def params_on_several_ranks(pipeline: Pipeline) -> dict[str, str]:
     """Each parameter that several ranks own, and the first that the same ranks own."""
     ranks = {name: pipeline.ranks_of(name) for name, _ in pipeline.param_stages}
     first: dict[tuple[int, ...], str] = {}
@@ -151,13 +151,13 @@ def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
     """
     pipeline, ranks = _few_chunks(pipeline), small.axis(pipeline.axis).size
     cut = evolve(pipeline, stage_to_rank=stage_to_rank(pipeline, ranks))
-    cut = evolve(cut, layers=_layers(small, _begun(program, pipeline, ranks), cut))
+    cut = evolve(cut, layers=_layers(small, _first_repeats(program, pipeline, ranks), cut))
     cut = evolve(cut, settings=evolve(pipeline.settings, stages=cut.layers))
     rows = _rows(pipeline, ranks, small.size(MICROBATCHES))
-    cut = evolve(cut, given=rows if _is_unnamed(pipeline) else None)
+    cut = evolve(cut, rows=rows if _is_unnamed(pipeline) else None)
     schedule = with_messages(rows, Times.uniform(rows.stages))
     cut = evolve(cut, param_stages=stages_of_params(small, cut), schedule=schedule)
-    region = renumbered(small.region, pipeline, evolve(small, pipeline=cut))
+    region = renumber_ranks(small.region, pipeline, evolve(small, pipeline=cut))
     return evolve(small, region=region, pipeline=cut)
 
 
@@ -166,7 +166,10 @@ def _layers(small: Program, begun: dict[int, int], pipeline: Pipeline) -> tuple[
     place where the next repeat begins.
     """
     ranks, sizes = small.axis(pipeline.axis).size, [small.size(dim) for dim in pipeline.dims]
-    ends, filled = [0, *accumulate(sizes)], _filled(pipeline, len(pipeline.stage_to_rank))
+    ends, filled = (
+        [0, *accumulate(sizes)],
+        _stages_with_layers(pipeline, len(pipeline.stage_to_rank)),
+    )
     cuts: list[int] = []
     for stage in range(1, len(pipeline.stage_to_rank)):
         if stage in begun:
@@ -185,7 +188,7 @@ def stages_of_params(
     return readers(program, pipeline, program.forward.body, leaves(program))
 
 
-def renumbered(region: Region, pipeline: Pipeline, small: Program) -> Region:
+def renumber_ranks(region: Region, pipeline: Pipeline, small: Program) -> Region:
     """A step of a pipeline as a step of a small program, whose ranks have other numbers; the ranks
     of other axes stay.
     """

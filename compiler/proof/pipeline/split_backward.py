@@ -25,12 +25,12 @@ class Halves:
 
 def halves(part: StageBlock, types: Mapping[str, Type]) -> Halves:
     """Both parts of a stage's backward."""
-    split = _Split(dict(types)).of(part.body, {*part.outputs, *part.carried}, set())
+    split = _Split(dict(types)).split_body(part.body, {*part.outputs, *part.carried}, set())
     return Halves(evolve(part, body=tuple(split.now)), StageBlock(body=tuple(split.then)))
 
 
 @frozen
-class _Found:
+class _Parts:
     """Statements now, statements later, and the names that later ones define."""
 
     now: list[Stmt] = field(factory=list[Stmt])
@@ -44,28 +44,30 @@ class _Split:
 
     types: dict[str, Type]
 
-    def of(self, body: Sequence[Stmt], wanted: Iterable[str], late: Iterable[str]) -> _Found:
+    def split_body(
+        self, body: Sequence[Stmt], wanted: Iterable[str], late: Iterable[str]
+    ) -> _Parts:
         """The parts of a body that hands on `wanted` and has `late` only in its second part."""
         needed = ancestors(body, wanted)
-        parts = _Found(late={*late})
+        parts = _Parts(late={*late})
         for stmt in body:
             if isinstance(stmt, Region):
                 self._region(stmt, needed, parts)
                 continue
-            delayed = stmt.kind in ("contract", GROUPED.name) or VJPS.delayed(stmt)
-            if parts.late & {*stmt.inputs} or (delayed and not needed & {*_made(stmt)}):
+            delayed = stmt.kind in ("contract", GROUPED.name) or VJPS.may_delay(stmt)
+            if parts.late & {*stmt.inputs} or (delayed and not needed & {*_result_names(stmt)}):
                 parts.then.append(stmt)
-                parts.late.update(_made(stmt))
+                parts.late.update(_result_names(stmt))
             else:
                 parts.now.append(stmt)
         return parts
 
-    def _region(self, region: Region, needed: set[str], outer: _Found) -> None:
+    def _region(self, region: Region, needed: set[str], outer: _Parts) -> None:
         inner = self._inside(region, needed, outer.late)
         if not inner.then:
             outer.now.append(region)
             return
-        saved = self._saved(region, inner)
+        saved = self._stacks_to_save(region, inner)
         now, then = list[tuple[Yield, Value]](), list[tuple[Yield, Value]]()
         for end, value in zip(region.yields, region.results, strict=True):
             (then if end.name in inner.late else now).append((end, value))
@@ -82,7 +84,7 @@ class _Split:
         outer.then.append(_with(region, args, inner.then, then))
         outer.late.update(value.name for _, value in then)
 
-    def _inside(self, region: Region, needed: set[str], late: set[str]) -> _Found:
+    def _inside(self, region: Region, needed: set[str], late: set[str]) -> _Parts:
         """The parts of a repeat's body; a carried value is late if any iteration makes it late."""
         wanted = set[str]()
         for value, end in zip(region.results, region.yields, strict=True):
@@ -92,7 +94,7 @@ class _Split:
         lasts = [end.name for end in region.yields if end.leave is Leave.LAST]
         slow = {arg.value.name for arg in region.args if arg.source in late}
         while True:
-            inner = self.of(region.body, wanted, slow)
+            inner = self.split_body(region.body, wanted, slow)
             read = ancestors(region.body, wanted)
             more, slower = set[str](), set[str]()
             for name, end in zip(carries, lasts, strict=True):
@@ -104,18 +106,18 @@ class _Split:
                 return inner
             wanted, slow = wanted | more, slow | slower
 
-    def _saved(self, region: Region, inner: _Found) -> dict[str, Value]:
+    def _stacks_to_save(self, region: Region, inner: _Parts) -> dict[str, Value]:
         """The stacks of what the weight part of a repeat's body reads of the input part."""
         available = set[str]()
         for stmt in inner.now:
-            available.update(_made(stmt))
+            available.update(_result_names(stmt))
         for arg in region.args:
             if arg.enter is Enter.CARRY and arg.value.name not in inner.late:
                 available.add(arg.value.name)
         saved = dict[str, Value]()
         for name in uses(*inner.then):
             if name in available:
-                saved[name] = Value(f"{name} saved", self.types[name].stacked(region.dim))
+                saved[name] = Value(f"{name} saved", self.types[name].stack_along(region.dim))
         self.types.update((value.name, value.type) for value in saved.values())
         return saved
 
@@ -127,5 +129,5 @@ def _with(
     return evolve(region, args=tuple(args), body=tuple(body), yields=yields, results=results)
 
 
-def _made(stmt: Stmt) -> list[str]:
+def _result_names(stmt: Stmt) -> list[str]:
     return [value.name for value in results(stmt)]

@@ -29,7 +29,7 @@ Sums = dict[tuple[int, str], dict[int, Tensor]]
 
 
 @frozen(slots=False)
-class Staged:
+class StageRunner:
     """One stage; `machine` and `outer` belong to all ranks."""
 
     machine: Interpreter
@@ -108,7 +108,7 @@ class Staged:
         if x.array.shape[axis] == 1:
             return x
         index = (*(slice(None),) * axis, slice(self.rank, self.rank + 1))
-        return self.machine.made(
+        return self.machine.make_tensor(
             ("of rank", self.rank), [x], lambda: Tensor(x.dims, x.array[index], x.degree)
         )
 
@@ -118,7 +118,7 @@ class Staged:
             env = dict(self._held)
             for arg in self.region.args:
                 if arg.enter is Enter.EACH:
-                    env[arg.value.name] = self.machine.at(self._held[arg.source], microbatch)
+                    env[arg.value.name] = self.machine.get_slice(self._held[arg.source], microbatch)
             free = [*filter(is_free, self.own.forward.body)]  # every stage does these for itself
             env = self._alone.body(free, env, ((self.region.dim, microbatch),))
             self._inputs[microbatch] = {name: self._layers(value) for name, value in env.items()}
@@ -131,7 +131,7 @@ class Staged:
             return x
         index = (*(slice(None),) * x.lead, slice(layers.start, layers.stop))
         how = ("layers", layers.start, layers.stop)
-        return self.machine.made(how, [x], lambda: Tensor(x.dims, x.array[index], x.degree))
+        return self.machine.make_tensor(how, [x], lambda: Tensor(x.dims, x.array[index], x.degree))
 
     def run(self, part: StageBlock, env: Env, entering: Iterable[Tensor], microbatch: int) -> Env:
         """All that is known when a part is done.
@@ -181,7 +181,7 @@ class Staged:
         handed to it.
         """
         part, lasts = self.parts[work], {end.name for end in self.lasts}
-        names = {*part.made} - lasts
+        names = {*part.bound_names} - lasts
         if work is Work.FORWARD and not part.outputs:
             names |= lasts
         return names
@@ -189,10 +189,10 @@ class Staged:
     @property
     def lasts(self) -> tuple[Yield, ...]:
         """The results that only the last stage makes: losses and loads."""
-        return self.region.yields[: self.machine.program.made]
+        return self.region.yields[: self.machine.program.microbatch_results]
 
 
-def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tensor:
+def result(stages: Sequence[StageRunner], sums: Sums, end: Yield, type: Type) -> Tensor:
     """A result of the microbatches on each rank; where a rank has no part, 0 for losses and
     loads, else noise.
     """
@@ -202,7 +202,7 @@ def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tens
     parts = dict[int, Tensor]()
     for k in makers:
         if (k, end.name) in sums:
-            parts[k] = machine.left(end.leave, dim, [*sums[k, end.name].values()])
+            parts[k] = machine.combine_iterations(end.leave, dim, [*sums[k, end.name].values()])
 
     def put_together() -> Tensor:
         array = _nothing(machine, end.name, type, is_last)
@@ -214,7 +214,7 @@ def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tens
             array[place] = machine.numbers.total(type.dims, before, part).array
         return Tensor(type.dims, array, degree_of([*parts.values()]) | RANDOM)
 
-    return machine.made(("of all ranks", end.name, *parts), [*parts.values()], put_together)
+    return machine.make_tensor(("of all ranks", end.name, *parts), [*parts.values()], put_together)
 
 
 def _nothing(machine: Interpreter, name: str, type: Type, is_last: bool) -> Array:
@@ -301,14 +301,14 @@ class Moved:
     def __init__(self, moves: Sequence[Move], names: Names) -> None:
         self._moves, self._names = moves, names
 
-    def gone(self, cell: Cell, stage: int) -> set[str]:
+    def missing_weights(self, cell: Cell, stage: int) -> set[str]:
         """The weights of a stage that are not there."""
-        params = self._params(cell, stage, lambda move: not move.has_weights(cell.at))
+        params = self._params(cell, stage, lambda move: not move.has_weights(cell.place))
         return {name for name, param in self._names.weights.items() if param in params}
 
-    def lost(self, cell: Cell, stage: int) -> set[str]:
+    def lost_gradients(self, cell: Cell, stage: int) -> set[str]:
         """The gradients that a stage adds to in vain."""
-        params = self._params(cell, stage, lambda move: move.is_reduced(cell.at))
+        params = self._params(cell, stage, lambda move: move.is_reduced(cell.place))
         return {name for name, param in self._names.gradients.items() if param in params}
 
     def _params(self, cell: Cell, stage: int, holds: Callable[[Move], bool]) -> set[str]:

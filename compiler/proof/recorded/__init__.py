@@ -15,10 +15,10 @@ from pathlib import Path
 
 from attrs import fields, frozen
 
-from ...config.units import counted
+from ...config.units import count_words
 from .files import Call, Record, Stretch, ranks, read_plan, read_records
-from .order import as_planned, disorder, lost
-from .plan import Calls, Expected, expected
+from .order import as_planned, disorder, find_lost_rows
+from .plan import Calls, Expected, get_expected_calls
 
 
 @frozen
@@ -74,13 +74,15 @@ class Recorded:
 
     def lines(self) -> str:
         """The text for the user."""
-        run = f"{counted(self.steps, 'step')} and {counted(self.evaluations, 'evaluation')}"
-        where = f"{counted(self.ranks, 'rank')}, {self.backend or 'no backend'}, torch {self.torch}"
+        run = f"{count_words(self.steps, 'step')} and {count_words(self.evaluations, 'evaluation')}"
+        where = (
+            f"{count_words(self.ranks, 'rank')}, {self.backend or 'no backend'}, torch {self.torch}"
+        )
         return "\n".join((f"recorded: {self.name}, {run} on {where}", *self._verdict()))
 
     def _verdict(self) -> Iterator[str]:
         if self.equal:
-            calls = f"{counted(self.calls, 'call')} a step on"
+            calls = f"{count_words(self.calls, 'call')} a step on"
             where = f"up to {calls} a rank"
             if self.uniform:
                 where = f"{calls} each rank"
@@ -90,7 +92,7 @@ class Recorded:
             yield "no step was recorded"
         if self.differences:
             yield "not equal to the plan:"
-        for first, same in _grouped(self.differences):
+        for first, same in _group_by_kind(self.differences):
             yield f"  {ranks(same)}, {first.lines()}"
         if self.disorder:
             yield "not one order on all ranks:"
@@ -108,11 +110,11 @@ def compare(folder: Path) -> Recorded:
     plan = read_plan(folder)
     records = read_records(folder, plan)
     first = records[0]
-    calls = [expected(plan, record.rank) for record in records]
+    calls = [get_expected_calls(plan, record.rank) for record in records]
     counts = {len(calls_of_rank["train"]) for calls_of_rank in calls}
     differences, unmet = tuple(_differences(calls, records)), disorder(records)
     # rows can be compared only where all calls are the plan's
-    lost_rows = () if differences or unmet else lost(calls, records)
+    lost_rows = () if differences or unmet else find_lost_rows(calls, records)
     return Recorded(
         name=plan["name"],
         ranks=len(records),
@@ -129,9 +131,9 @@ def compare(folder: Path) -> Recorded:
 
 
 def _differences(plan: Sequence[Calls], records: Sequence[Record]) -> Iterator[Difference]:
-    longest = max((_compared(record) for record in records), key=len)
+    longest = max((_stretches_to_compare(record) for record in records), key=len)
     for record, calls in zip(records, plan, strict=True):
-        stretches = _compared(record)
+        stretches = _stretches_to_compare(record)
         if difference := _first_difference(record.rank, stretches, calls):
             yield difference
         elif len(stretches) < len(longest):
@@ -146,7 +148,7 @@ def _first_difference(rank: int, stretches: Sequence[Stretch], calls: Calls) -> 
     return None
 
 
-def _compared(record: Record) -> list[Stretch]:
+def _stretches_to_compare(record: Record) -> list[Stretch]:
     """The recorded calls to compare with the plan."""
     return [stretch for stretch in record.stretches if stretch.phase != "loop"]
 
@@ -193,7 +195,7 @@ def _what(plan: Sequence[Call], recorded: Sequence[Call], index: int, whole: boo
 _NEAR = 3  # calls that must be the plan's for one to count as missing or as too many
 
 
-def _grouped(differences: Sequence[Difference]) -> Iterator[tuple[Difference, list[int]]]:
+def _group_by_kind(differences: Sequence[Difference]) -> Iterator[tuple[Difference, list[int]]]:
     """Differences of one kind in one place, by the first, with all their ranks."""
     kinds: dict[tuple[str, int, str], list[Difference]] = {}
     for difference in differences:

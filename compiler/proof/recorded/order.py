@@ -22,7 +22,7 @@ from .plan import Calls, Expected
 
 def disorder(records: Sequence[Record]) -> tuple[str, ...]:
     """Why ranks do not meet, in lines; none where all calls of all ranks can be carried out."""
-    if lines := _lost(records):
+    if lines := _lost_message(records):
         return lines
     calls = list[list[tuple[Stretch, Call]]]()
     for record in records:
@@ -52,7 +52,7 @@ def disorder(records: Sequence[Record]) -> tuple[str, ...]:
     return ("ranks wait for each other for ever", *_waiting(calls, next_calls, sorted(awaited)))
 
 
-def _lost(records: Sequence[Record]) -> tuple[str, ...]:
+def _lost_message(records: Sequence[Record]) -> tuple[str, ...]:
     """The first message between two ranks that is not received as it is sent."""
     sends = defaultdict[tuple[int, int], list[str]](list)
     receives = defaultdict[tuple[int, int], list[str]](list)
@@ -153,7 +153,7 @@ def as_planned(recorded: Sequence[Call], plan: Sequence[Call]) -> list[Call]:
     return calls
 
 
-def lost(plans: Sequence[Calls], records: Sequence[Record]) -> tuple[str, ...]:
+def find_lost_rows(plans: Sequence[Calls], records: Sequence[Record]) -> tuple[str, ...]:
     """The first faults in numbers of rows, in records whose calls are otherwise their plan's,
     in one order.
     """
@@ -163,18 +163,18 @@ def lost(plans: Sequence[Calls], records: Sequence[Record]) -> tuple[str, ...]:
     for stretches in zip(*steps, strict=True):
         sent = list[list[Sent]]()
         for plan, stretch in zip(plans, stretches, strict=True):
-            sent.append(_sent(plan[stretch.phase], stretch.calls))
-        if mistake := next(chain(_dropped(sent), _astray(sent)), ""):
+            sent.append(_exchanges_of_rows(plan[stretch.phase], stretch.calls))
+        if mistake := next(chain(_dropped_rows(sent), _astray(sent)), ""):
             return (f"{stretches[0]}: {mistake}",)
     return ()
 
 
-def _sent(plan: Sequence[Expected], calls: Sequence[Call]) -> list[Sent]:
+def _exchanges_of_rows(plan: Sequence[Expected], calls: Sequence[Call]) -> list[Sent]:
     pairs = zip(plan, calls, strict=True)
     return [(planned, call) for planned, call in pairs if planned.rows and call.splits]
 
 
-def _dropped(sent: Sequence[list[Sent]]) -> Iterator[str]:
+def _dropped_rows(sent: Sequence[list[Sent]]) -> Iterator[str]:
     """Exchanges where the ranks of a group together have other rows than tokens and choices."""
     of_groups: dict[tuple[int, ...], list[list[Sent]]] = {}
     for sent_by_rank in sent:
@@ -199,7 +199,7 @@ def _astray(sent: Sequence[list[Sent]]) -> Iterator[str]:
     for rank, sent_by_rank in enumerate(sent):
         forward = [pair for pair in sent_by_rank if pair[0].where == "forward"]
         for (_, there), (planned, back) in zip(forward[::2], forward[1::2], strict=True):
-            if there.splits != _turned(back):
+            if there.splits != _reverse_splits(back):
                 yield f"rank {rank} sends back other rows than came: {_place(planned)}"
         ways = {call.splits for _, call in forward}
         for planned, call in sent_by_rank:
@@ -208,7 +208,7 @@ def _astray(sent: Sequence[list[Sent]]) -> Iterator[str]:
                 yield f"rank {rank} has other rows in backward than in forward: {place}"
 
 
-def _turned(call: Call) -> Splits | None:
+def _reverse_splits(call: Call) -> Splits | None:
     return call.splits and call.splits[::-1]
 
 

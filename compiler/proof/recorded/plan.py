@@ -38,7 +38,7 @@ Calls = dict[str, tuple[Expected, ...]]
 """Calls of a rank in each `train` step and each `evaluate`, in order."""
 
 
-def expected(plan: dict[str, Any], rank: int) -> Calls:
+def get_expected_calls(plan: dict[str, Any], rank: int) -> Calls:
     """The calls of `rank` in each `train` step and each `evaluate`, in order; a group of one
     rank does not call.
     """
@@ -72,7 +72,7 @@ def _in_row(
     for (stage, work), part in parts.items():
         stage_layers = layers | _own(pipeline["stages"][stage])
         calls[stage, work] = [*_in_order(plan, part, rank, stage_layers)]
-    row = tuple(filter(None, map(Action.of, pipeline["rows"][listed[0]["rank"]].split())))
+    row = tuple(filter(None, map(Action.parse, pipeline["rows"][listed[0]["rank"]].split())))
     stage_spans = spans(row)
     of_chunks, of_step = defaultdict[int, list[dict[str, Any]]](list), list[dict[str, Any]]()
     for collective in after:
@@ -128,7 +128,7 @@ def _in_order(
             hops[collective["hops"]] = range(collective["times"])
         if collective["ranks"] > 1:
             loops.append((i, (*collective["loops"], *_hops(collective))))
-    for i, layer in _unrolled(loops, layers | hops, ()):
+    for i, layer in _unroll(loops, layers | hops, ()):
         collective = listed[i]
         around = layer[: len(layer) - len(_hops(collective))]
         if not around or _is_one_of(collective["every"], *around[-1]):
@@ -155,7 +155,7 @@ def _call(collective: dict[str, Any], plan: dict[str, Any], rank: int) -> Expect
         group = tuple(group[int(place)] for place in among)
     call = Call(op, reduction, group, tuple(shape), collective["dtype"], peer)
     if op == "rotate":
-        splits = _rotated(group.index(rank), len(group), collective)
+        splits = _rotation_splits(group.index(rank), len(group), collective)
         call = evolve(call, op="all_to_all", splits=splits)
     where, value, line = collective["where"], collective["value"], collective["line"]
     ragged = collective.get("ragged")
@@ -165,7 +165,7 @@ def _call(collective: dict[str, Any], plan: dict[str, Any], rank: int) -> Expect
     return Expected(call, where, value, line, shape[0], ragged == "some")
 
 
-def _rotated(
+def _rotation_splits(
     place: int, ranks: int, collective: dict[str, Any]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The sizes of what a rank sends to each rank of its group, and has from each, where all
@@ -182,7 +182,7 @@ LayerIndex = tuple[tuple[int, range], ...]
 """Where loops are, outermost first: the layer, counted from 0, and forward's layers."""
 
 
-def _unrolled(
+def _unroll(
     listed: Sequence[tuple[int, tuple[str, ...]]], layers: dict[str, range], layer: LayerIndex
 ) -> Iterator[tuple[int, LayerIndex]]:
     """The numbers of `listed`, each as often as the loops around it layer, neighbours in one
@@ -195,7 +195,7 @@ def _unrolled(
         body = [(i, loops[1:]) for i, loops in inside]
         indices = layers.get(loop[0]) or layers[loop[0].partition(".")[0]]
         for index in range(len(indices)):
-            yield from _unrolled(body, layers, (*layer, (index, indices)))
+            yield from _unroll(body, layers, (*layer, (index, indices)))
 
 
 def _is_one_of(every: int, index: int, layers: range) -> bool:

@@ -15,7 +15,7 @@ def _vjp(c: Call) -> list[Tensor]:
     """Gradients by the semantics of the op whose vjp it is; operands that it is not given count
     zero.
     """
-    pulled = VJPS.pulled(c.op, c.types)
+    pulled = VJPS.take_apart(c.op, c.types)
     read = dict(zip(pulled.read, c.args[pulled.grads :], strict=False))
     args = list[Tensor]()
     for i, type in enumerate(pulled.types):

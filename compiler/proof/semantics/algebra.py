@@ -19,7 +19,7 @@ def _product_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [c.numbers.product(x.dims, grads[0], y), c.numbers.product(y.dims, grads[0], x)]
 
 
-def _scaled(c: Call, x: Tensor) -> Tensor:
+def _scale(c: Call, x: Tensor) -> Tensor:
     return c.numbers.product(x.dims, x, c.ratio("by"))
 
 
@@ -42,7 +42,7 @@ def _quotient_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 # ---- elementwise functions
 
 
-def _applied(c: Call, word: str) -> Tensor:
+def _apply(c: Call, word: str) -> Tensor:
     """A function of the operand with the op's attributes, in the order of their declaration."""
     constants = tuple(c.get(attribute.name) for attribute in OPS[c.op.kind].attributes)
     return c.numbers.function(word, c.args[0], constants=constants)
@@ -50,10 +50,8 @@ def _applied(c: Call, word: str) -> Tensor:
 
 def _function(name: str) -> Semantics:
     return Semantics(
-        lambda c: [_applied(c, name)],
-        lambda c, grads: [
-            c.numbers.product(c.args[0].dims, grads[0], _applied(c, f"{name} slope"))
-        ],
+        lambda c: [_apply(c, name)],
+        lambda c, grads: [c.numbers.product(c.args[0].dims, grads[0], _apply(c, f"{name} slope"))],
     )
 
 
@@ -105,7 +103,7 @@ MEANINGS = {
     "div": Semantics(
         lambda c: [c.numbers.product(c.dims, c.args[0], _over(c, c.args[1]))], _quotient_gradients
     ),
-    "scale": Semantics(lambda c: [_scaled(c, c.args[0])], lambda c, grads: [_scaled(c, grads[0])]),
+    "scale": Semantics(lambda c: [_scale(c, c.args[0])], lambda c, grads: [_scale(c, grads[0])]),
     "shift": Semantics(
         lambda c: [c.numbers.total(c.dims, *c.args, c.ratio("by"))], lambda c, grads: [grads[0]]
     ),

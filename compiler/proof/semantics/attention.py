@@ -9,25 +9,25 @@ from ...ops.attention import attention_roles, documents_and_draws
 from ...ops.rope import rope_roles
 from ..tensors import Array, Dims, Tensor
 from .call import Call, Semantics
-from .dropout import kept
-from .join import joined
+from .dropout import keep_factors
+from .join import join_tensors
 
 KEY, GROUP = "key", "group"
 """The dims of keys beside queries, and of key/value heads beside query heads."""
 
 
-def _rotated(c: Call, x: Tensor, sign: int) -> Tensor:
+def _rotate(c: Call, x: Tensor, sign: int) -> Tensor:
     """Pairs (x[i], x[i + d/2]) of the last dim, or of its first few, turned by angles that
     positions give.
     """
     if few := int(c.number("dims")):
         first, last = np.split(x.array, [few], axis=-1)
-        turned = _turned_all(c, Tensor(x.dims, first, x.degree), sign)
-        return joined([turned, Tensor(x.dims, last, x.degree)], x.dims)
-    return _turned_all(c, x, sign)
+        turned = _rotate_all(c, Tensor(x.dims, first, x.degree), sign)
+        return join_tensors([turned, Tensor(x.dims, last, x.degree)], x.dims)
+    return _rotate_all(c, x, sign)
 
 
-def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
+def _rotate_all(c: Call, x: Tensor, sign: int) -> Tensor:
     n, last, half = c.numbers, x.dims[-1], x.array.shape[-1] // 2
     scaling = (
         c.get("scaling"),
@@ -43,7 +43,7 @@ def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
     second = Tensor(x.dims, x.array[..., half:], x.degree)
     low = n.total(x.dims, n.product(x.dims, first, cos), n.product(x.dims, second, opposite))
     high = n.total(x.dims, n.product(x.dims, second, cos), n.product(x.dims, first, ahead))
-    return joined([low, high], x.dims)
+    return join_tensors([low, high], x.dims)
 
 
 class _Softmax:
@@ -71,7 +71,7 @@ class _Softmax:
         if draws:
             # only ops that have draws have the attribute
             share = c.number("dropout")
-            self.kept = [kept(c, of_samples, share, places) for of_samples in draws]
+            self.kept = [keep_factors(c, of_samples, share, places) for of_samples in draws]
             self.left = self.n.product(self.pairs, self.p, *self.kept)
 
     def _group(self, heads: Array, groups: Array, few: str) -> Tensor:
@@ -153,13 +153,13 @@ class _Softmax:
         return Tensor(like.dims, grad.array, grad.degree)
 
 
-def _gathered(c: Call) -> Call:
+def _gather_keys(c: Call) -> Call:
     """The call with the keys and values of all ranks of its ring."""
     types, args = [*c.types], [*c.args]
     for i in (1, 2):
         step = Step(c.op.names("ring"), sharded(SEQUENCE), REPLICATED)
-        args[i] = c.world.coerced(c.args[i], step.axes, step.source, step.target, c.numbers)
-        types[i] = step.applied(c.types[i], c.program)
+        args[i] = c.world.coerce(c.args[i], step.axes, step.source, step.target, c.numbers)
+        types[i] = step.type_after(c.types[i], c.program)
     return evolve(c, args=args, types=types)
 
 
@@ -167,9 +167,9 @@ def _ring_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     """Gradients; the gradients of keys and values are sums over the ranks, and each rank has its
     part.
     """
-    dq, *others = _Softmax(_gathered(c)).gradients(grads[0], c.results[0])
+    dq, *others = _Softmax(_gather_keys(c)).gradients(grads[0], c.results[0])
     scatter = (c.op.names("ring"), PARTIAL, sharded(SEQUENCE), c.numbers)
-    parts = [c.world.coerced(grad, *scatter) for grad in others]
+    parts = [c.world.coerce(grad, *scatter) for grad in others]
     return [dq, *parts, *[None] * len(c.args[3:])]
 
 
@@ -179,8 +179,8 @@ def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 MEANINGS = {
     "rope": Semantics(
-        lambda c: [_rotated(c, c.args[0], 1)], lambda c, grads: [_rotated(c, grads[0], -1)]
+        lambda c: [_rotate(c, c.args[0], 1)], lambda c, grads: [_rotate(c, grads[0], -1)]
     ),
     "attention": Semantics(lambda c: [_Softmax(c).result()], _gradients),
-    "ring_attention": Semantics(lambda c: [_Softmax(_gathered(c)).result()], _ring_gradients),
+    "ring_attention": Semantics(lambda c: [_Softmax(_gather_keys(c)).result()], _ring_gradients),
 }

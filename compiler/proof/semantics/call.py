@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ...ir import Attr, Bucket, Op, Program, Type
 from ...ops import OPS
-from ..sharded_state import padded, parts
+from ..sharded_state import pad_shard, parts
 from ..simulated_mesh import SimulatedMesh
 from ..tensors import Array, Dims, Numbers, Tensor
 
@@ -59,14 +59,14 @@ class Call:
         return self.program.bucket(str(name))
 
     @cached_property
-    def unpacked(self) -> list[Tensor]:
+    def update_gradients(self) -> list[Tensor]:
         """The gradients of an update, one for each of its parameters; zero for what the rank
         does not update.
         """
         grad, bucket = self.args[0], self.bucket
         if not bucket:
             return [grad]
-        whole = padded(self.program, self.world, bucket, grad, self.numbers)
+        whole = pad_shard(self.program, self.world, bucket, grad, self.numbers)
         return parts(self.program, self.world, bucket, whole)
 
     def zero(self, type: Type) -> Tensor:

@@ -13,7 +13,9 @@ LAYERS = 1000
 """The numbers of each draw for the layers of a repeat, more than small repeats have."""
 
 
-def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array]]) -> Tensor:
+def keep_factors(
+    c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array]]
+) -> Tensor:
     """The factors of elements: their dims are the dims of `draws` and of `places`, each with its
     global indices.
 
@@ -29,13 +31,13 @@ def kept(c: Call, draws: Tensor, share: float, places: Sequence[tuple[str, Array
     return n.function("kept", *operands, constants=(c.get("site"), share))
 
 
-def _dropped(c: Call, x: Tensor) -> Tensor:
+def _drop(c: Call, x: Tensor) -> Tensor:
     whole, draws = c.args
     places = [(dim, c.indices(0, dim)) for dim in whole.dims if dim not in draws.dims]
-    return c.numbers.product(x.dims, x, kept(c, draws, c.number("p"), places))
+    return c.numbers.product(x.dims, x, keep_factors(c, draws, c.number("p"), places))
 
 
-def _forked(c: Call) -> list[Tensor]:
+def _fork(c: Call) -> list[Tensor]:
     """Integers that no other draw nor iteration has: small repeats have fewer layers than
     `LAYERS`.
     """
@@ -46,7 +48,7 @@ def _forked(c: Call) -> list[Tensor]:
 
 MEANINGS = {
     "dropout": Semantics(
-        lambda c: [_dropped(c, c.args[0])], lambda c, grads: [_dropped(c, grads[0]), None]
+        lambda c: [_drop(c, c.args[0])], lambda c, grads: [_drop(c, grads[0]), None]
     ),
-    "fork": Semantics(_forked, lambda c, grads: [None]),
+    "fork": Semantics(_fork, lambda c, grads: [None]),
 }

@@ -94,7 +94,7 @@ def _capacity(c: Call) -> list[Tensor]:
     axes, along = type.axes_of(SEQUENCE), ids.dims.index(SEQUENCE) - len(ids.dims)
     whole = ids
     if axes:
-        whole = c.world.coerced(ids, axes, sharded(SEQUENCE), REPLICATED, c.numbers)
+        whole = c.world.coerce(ids, axes, sharded(SEQUENCE), REPLICATED, c.numbers)
     experts, k = c.world.dims[str(c.get("experts"))], c.world.dims[ids.dims[-1]]
     most = ceil(c.number("capacity") * c.world.dims[SEQUENCE] * k / experts)
     hot = np.moveaxis(np.eye(experts, dtype=int)[whole.array].sum(axis=-2), along, 0)
@@ -102,7 +102,7 @@ def _capacity(c: Call) -> list[Tensor]:
     full = np.take_along_axis(before, whole.array, axis=-1) >= most
     limited = Tensor(ids.dims, np.where(full, -1, whole.array))
     if axes:
-        limited = c.world.coerced(limited, axes, REPLICATED, sharded(SEQUENCE), c.numbers)
+        limited = c.world.coerce(limited, axes, REPLICATED, sharded(SEQUENCE), c.numbers)
     return [limited]
 
 
@@ -141,7 +141,7 @@ class _Balance:
         hot = np.eye(experts, dtype=int)[ids.array].sum(axis=(along, -2))
         counts = Tensor(self.per, hot)
         if axes:
-            counts = c.world.coerced(counts, axes, PARTIAL, INVARIANT, self.n)
+            counts = c.world.coerce(counts, axes, PARTIAL, INVARIANT, self.n)
         share = self.n.ratio(experts, k * length * length)
         numbers = self.n.constant(counts.array, self.per)
         self.f = self.n.product(self.per, numbers, share, c.ratio("by"))
@@ -190,7 +190,7 @@ def _add_choices(c: Call) -> list[Tensor]:
     return [c.numbers.total(choices.dims, choices, c.numbers.constant(hot, choices.dims))]
 
 
-def _chosen_by_group(c: Call) -> Tensor:
+def _group_choices(c: Call) -> Tensor:
     """For each sequence the choices of its group, with the factor of the loss."""
     n, choices = c.numbers, c.args[1]
     sequences, rows = int(c.number("sequences")), int(c.number("rows"))
@@ -205,11 +205,11 @@ def _chosen_by_group(c: Call) -> Tensor:
 
 
 def _aux_loss(c: Call) -> list[Tensor]:
-    return [c.numbers.product((), c.args[0], _chosen_by_group(c))]
+    return [c.numbers.product((), c.args[0], _group_choices(c))]
 
 
 def _aux_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    return [c.numbers.product(c.args[0].dims, grads[0], _chosen_by_group(c)), None]
+    return [c.numbers.product(c.args[0].dims, grads[0], _group_choices(c)), None]
 
 
 def _logsumexp(c: Call) -> Tensor:
@@ -245,15 +245,15 @@ def _order(c: Call) -> list[Tensor]:
     return [Tensor(result.dims, order)]
 
 
-def _moved(c: Call, x: Tensor, source: Type, target: Type) -> Tensor:
+def _move_rows(c: Call, x: Tensor, source: Type, target: Type) -> Tensor:
     """Rows to where the type says: all that is cut otherwise is put together, and cut anew."""
     dims = set[str]()
     for axis, _ in moves(c.op):
-        dims |= {source.at(axis).dim, target.at(axis).dim}
+        dims |= {source.placement_on(axis).dim, target.placement_on(axis).dim}
     for axis, place in _innermost_first(source, dims):
-        x = c.world.coerced(x, (axis,), place, REPLICATED, c.numbers)
+        x = c.world.coerce(x, (axis,), place, REPLICATED, c.numbers)
     for axis, place in reversed(_innermost_first(target, dims)):
-        x = c.world.coerced(x, (axis,), REPLICATED, place, c.numbers)
+        x = c.world.coerce(x, (axis,), REPLICATED, place, c.numbers)
     return x
 
 
@@ -265,20 +265,20 @@ def _innermost_first(type: Type, dims: set[str]) -> list[tuple[str, Placement]]:
     return shards
 
 
-def _exchanged(c: Call) -> list[Tensor]:
+def _exchange(c: Call) -> list[Tensor]:
     """Rows that are not as the exchanged order says are other tokens'; padded ones are zero."""
     (rows, *orders), result = c.args, c.op.outputs[0].type
     if not orders:
-        return [_moved(c, rows, c.types[0], result)]
+        return [_move_rows(c, rows, c.types[0], result)]
     (order,) = orders
     if c.op.kind == "exchange_back":
-        return [_moved(c, _only(c, rows, order), c.types[0], result)]
-    return [_only(c, _moved(c, rows, c.types[0], result), order)]
+        return [_move_rows(c, _only(c, rows, order), c.types[0], result)]
+    return [_only(c, _move_rows(c, rows, c.types[0], result), order)]
 
 
-def _exchanged_back(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+def _exchange_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     """Gradients go the way back."""
-    return [_moved(c, grads[0], c.op.outputs[0].type, c.types[0]), *[None] * len(c.args[1:])]
+    return [_move_rows(c, grads[0], c.op.outputs[0].type, c.types[0]), *[None] * len(c.args[1:])]
 
 
 def _only(c: Call, rows: Tensor, order: Tensor) -> Tensor:
@@ -306,7 +306,7 @@ def _products(c: Call) -> list[Tensor]:
     return [c.numbers.product(c.dims, *(_are_held(c, order) for order in orders), x, w)]
 
 
-def _biased(c: Call) -> list[Tensor]:
+def _add_bias(c: Call) -> list[Tensor]:
     """Sums with biases of the rows that there are, as in products."""
     x, bias, *orders = c.args
     for order in orders:
@@ -314,7 +314,7 @@ def _biased(c: Call) -> list[Tensor]:
     return [c.numbers.total(c.dims, x, bias)]
 
 
-def _biased_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+def _add_bias_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     bias = c.args[1]
     return [grads[0], c.numbers.product(bias.dims, grads[0]), *[None] * len(c.args[2:])]
 
@@ -357,16 +357,16 @@ MEANINGS = {
     "router_z": Semantics(_router_z, _router_z_gradients),
     "limit_capacity": Semantics(_capacity, lambda c, grads: [None]),
     "sort_by_expert": Semantics(_order, lambda c, grads: [None]),
-    "exchange_counts": Semantics(_exchanged, lambda c, grads: [None]),
+    "exchange_counts": Semantics(_exchange, lambda c, grads: [None]),
     "dispatch": Semantics(
         lambda c: [_rows(c, c.dims, c.args[0])],
         lambda c, grads: [_rows(c, grads[0].dims[1:], grads[0]), None],
     ),
-    "exchange": Semantics(_exchanged, _exchanged_back),
-    "exchange_back": Semantics(_exchanged, _exchanged_back),
-    "exchange_padded": Semantics(_exchanged, _exchanged_back),
+    "exchange": Semantics(_exchange, _exchange_gradients),
+    "exchange_back": Semantics(_exchange, _exchange_gradients),
+    "exchange_padded": Semantics(_exchange, _exchange_gradients),
     "wait": Semantics(lambda c: [c.args[0]], lambda c, grads: [grads[0]]),
     "grouped_contract": Semantics(_products, _products_gradients),
-    "grouped_bias": Semantics(_biased, _biased_gradients),
+    "grouped_bias": Semantics(_add_bias, _add_bias_gradients),
     "combine": Semantics(_sum, _sum_gradients),
 }

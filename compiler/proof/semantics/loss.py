@@ -157,7 +157,7 @@ def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 # logit of all
 
 
-def _shared(x: Tensor, dims: Dims) -> Tensor:
+def _with_rank_dim(x: Tensor, dims: Dims) -> Tensor:
     """A value that each rank has one of, with a dim for the ranks appended."""
     return Tensor(dims, x.array[..., None], x.degree)
 
@@ -167,7 +167,7 @@ def _own_parts(c: Call) -> list[Tensor]:
     logits = Capped(c)
     m = logits.peak()
     z = logits.n.product(logits.tokens, logits.exponential(m))
-    z = _shared(z, c.op.outputs[1].type.dims)
+    z = _with_rank_dim(z, c.op.outputs[1].type.dims)
     return [m, z, logits.n.product(logits.tokens, logits.target, logits.x)]
 
 
@@ -177,7 +177,7 @@ def _logit_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [logits.gradient(logits.n.product(logits.tokens, dz), dt, c.results[0]), None]
 
 
-def _rescaled(c: Call) -> list[Tensor]:
+def _rescale(c: Call) -> list[Tensor]:
     n, (m, z, t, peak, _) = c.numbers, c.args
     lost = n.negative(n.product(t.dims, _share_of_labels(c), peak))
     return [n.product(m.dims, z, c.numbers.exponential(m, peak)), n.total(t.dims, t, lost)]
@@ -197,10 +197,10 @@ def _share_of_labels(c: Call) -> Tensor:
     return n.total(labels.dims, hot, n.product((), real, every))
 
 
-def _rescaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+def _rescale_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     m, z, _, peak, _ = c.args
     dz = c.numbers.product(m.dims, grads[0], c.numbers.exponential(m, peak))
-    return [None, _shared(dz, z.dims), grads[1], None, None]
+    return [None, _with_rank_dim(dz, z.dims), grads[1], None, None]
 
 
 MEANINGS = {
@@ -216,5 +216,5 @@ MEANINGS = {
     ),
     "token_loss": Semantics(lambda c: [_token_loss(c, "z_loss", *c.args)], _token_loss_gradients),
     "logit_softmax_stats": Semantics(_own_parts, _logit_gradients),
-    "rescale_to_global_max": Semantics(_rescaled, _rescaled_gradients),
+    "rescale_to_global_max": Semantics(_rescale, _rescale_gradients),
 }

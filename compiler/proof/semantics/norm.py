@@ -19,7 +19,7 @@ def _mean(c: Call, over: Dims, x: Tensor, *factors: Tensor) -> Tensor:
     return c.numbers.product(_without(x, over), x, *factors, sizes(c, over))
 
 
-def _centred(c: Call, x: Tensor, over: Dims) -> Tensor:
+def _center(c: Call, x: Tensor, over: Dims) -> Tensor:
     """x less its mean; its gradient has the same form."""
     return c.numbers.total(x.dims, x, c.numbers.negative(_mean(c, over, x)))
 
@@ -31,25 +31,25 @@ def _root(c: Call, square: Tensor) -> Tensor:
     return c.numbers.function("inverse root", square, constants=(c.get("eps"),))
 
 
-def _scaled(c: Call, x: Tensor, weight: Tensor, square: Tensor) -> Tensor:
+def _scale(c: Call, x: Tensor, weight: Tensor, square: Tensor) -> Tensor:
     return c.numbers.product(x.dims, x, weight, _root(c, square))
 
 
-def _scaled_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor, square: Tensor) -> Tensor:
+def _scale_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor, square: Tensor) -> Tensor:
     return c.numbers.product(weight.dims, dy, x, _root(c, square))
 
 
-def _scaled_dsquare(c: Call, dy: Tensor, weight: Tensor, x: Tensor, square: Tensor) -> Tensor:
+def _scale_dsquare(c: Call, dy: Tensor, weight: Tensor, x: Tensor, square: Tensor) -> Tensor:
     slope = c.numbers.function("inverse root slope", square, constants=(c.get("eps"),))
     return c.numbers.product(square.dims, dy, weight, x, slope)
 
 
-def _scaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+def _scale_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (dy,), (x, weight, square) = grads, c.args
     back = (dy, weight, x, square)
-    dx = _scaled(c, dy, weight, square) if c.wants(0) else None
-    dw = _scaled_dw(c, *back) if c.wants(1) else None
-    dsquare = _scaled_dsquare(c, *back) if c.wants(2) else None
+    dx = _scale(c, dy, weight, square) if c.wants(0) else None
+    dw = _scale_dw(c, *back) if c.wants(1) else None
+    dsquare = _scale_dsquare(c, *back) if c.wants(2) else None
     return [dx, dw, dsquare]
 
 
@@ -61,14 +61,14 @@ def _mean_square_dx(c: Call, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _rms(c: Call, x: Tensor, weight: Tensor) -> Tensor:
-    return _scaled(c, x, weight, _mean(c, weight.dims, x, x))
+    return _scale(c, x, weight, _mean(c, weight.dims, x, x))
 
 
 def _rms_dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     """Directly, and through the mean of squares."""
     square = _mean(c, weight.dims, x, x)
-    through = _mean_square_dx(c, _scaled_dsquare(c, dy, weight, x, square), x)
-    return c.numbers.total(x.dims, _scaled(c, dy, weight, square), through)
+    through = _mean_square_dx(c, _scale_dsquare(c, dy, weight, x, square), x)
+    return c.numbers.total(x.dims, _scale(c, dy, weight, square), through)
 
 
 def _rms_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
@@ -76,19 +76,19 @@ def _rms_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     dx = _rms_dx(c, dy, weight, x) if c.wants(0) else None
     dw = None
     if c.wants(1):
-        dw = _scaled_dw(c, dy, weight, x, _mean(c, weight.dims, x, x))
+        dw = _scale_dw(c, dy, weight, x, _mean(c, weight.dims, x, x))
     return [dx, dw]
 
 
 def _layer(c: Call, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
-    return c.numbers.total(x.dims, _rms(c, _centred(c, x, weight.dims), weight), *bias)
+    return c.numbers.total(x.dims, _rms(c, _center(c, x, weight.dims), weight), *bias)
 
 
 def _layer_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (dy,), (x, weight, *bias) = grads, c.args
-    dx, dw = _rms_gradients(evolve(c, args=[_centred(c, x, weight.dims), weight]), grads)
+    dx, dw = _rms_gradients(evolve(c, args=[_center(c, x, weight.dims), weight]), grads)
     if dx:
-        dx = _centred(c, dx, weight.dims)
+        dx = _center(c, dx, weight.dims)
     return [dx, dw, *(c.numbers.product(b.dims, dy) for b in bias)]
 
 
@@ -99,5 +99,5 @@ MEANINGS = {
         lambda c: [_mean(c, c.op.names("over"), c.args[0], c.args[0])],
         lambda c, grads: [_mean_square_dx(c, grads[0], c.args[0])],
     ),
-    "rms_scaled": Semantics(lambda c: [_scaled(c, *c.args)], _scaled_gradients),
+    "rms_scaled": Semantics(lambda c: [_scale(c, *c.args)], _scale_gradients),
 }

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...config.settings import Optimizer
 from ...ir import Bucket, Program
-from ..sharded_state import counted, own, packed, parts
+from ..sharded_state import count_mask, pack_bucket, parts, to_shards
 from ..tensors import RANDOM, Dims, Numbers, Tensor
 from .call import Call, Semantics
 
@@ -36,7 +36,7 @@ def _squares(c: Call) -> list[Tensor]:
     values = list[Tensor]()
     for x in c.args:
         bucket = next(bucket for bucket in c.program.buckets if bucket.dim in x.dims)
-        mask = counted(c.program, c.world, bucket, once, c.numbers)
+        mask = count_mask(c.program, c.world, bucket, once, c.numbers)
         values.append(c.numbers.product(x.dims, x, mask))
     return [squares(c.numbers, values)]
 
@@ -51,14 +51,14 @@ def loss_scale(n: Numbers, axes: int) -> Tensor:
     return Tensor((), n.random((1,) * axes, "loss scale"), RANDOM)
 
 
-def unscaled(n: Numbers, x: Tensor, scale: Tensor, times: int = 1) -> Tensor:
+def unscale(n: Numbers, x: Tensor, scale: Tensor, times: int = 1) -> Tensor:
     """x / scale, `times` times."""
     return n.product(x.dims, x, *[n.inverse(scale)] * times)
 
 
-def unscaled_norm(n: Numbers, scale: Tensor, parts: Sequence[Tensor]) -> Tensor:
+def norm_without_scale(n: Numbers, scale: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """The root of a sum, divided by a scale: the root of what the sum is without its square."""
-    return n.function("root", unscaled(n, n.total((), *parts), scale, times=2))
+    return n.function("root", unscale(n, n.total((), *parts), scale, times=2))
 
 
 def clipping(n: Numbers, norm: Tensor, most: object) -> Tensor:
@@ -68,7 +68,7 @@ def clipping(n: Numbers, norm: Tensor, most: object) -> Tensor:
     return n.function("clip", norm, constants=(most,))
 
 
-def updated(
+def update_param(
     program: Program,
     n: Numbers,
     name: str,
@@ -101,15 +101,15 @@ def if_finite(n: Numbers, count: Tensor) -> Tensor:
     All numbers of a field are; that ranks ask the same norm and loss is known by types, and these
     are results.
     """
-    return _gated(n, "finite", count)
+    return _gate(n, "finite", count)
 
 
 def if_below(n: Numbers, count: Tensor, loss: Tensor, limit: Tensor) -> Tensor:
     """A count that is 0 where it was; who reads it depends on loss and limit."""
-    return _gated(n, "below", count, loss, limit)
+    return _gate(n, "below", count, loss, limit)
 
 
-def _gated(n: Numbers, name: str, count: Tensor, *values: Tensor) -> Tensor:
+def _gate(n: Numbers, name: str, count: Tensor, *values: Tensor) -> Tensor:
     value = n.function(name, n.constant(count.array), *values)
     array = np.where(count.array > 0, value.array, np.zeros_like(value.array))
     return Tensor((), array, value.degree)
@@ -121,7 +121,7 @@ def loss_limit(n: Numbers, axes: int, deviations: object) -> Tensor:
     return n.function("limit", limit, constants=(deviations,))
 
 
-def balanced(n: Numbers, bias: Tensor, load: Tensor, count: Tensor, rate: float) -> Tensor:
+def update_bias(n: Numbers, bias: Tensor, load: Tensor, count: Tensor, rate: float) -> Tensor:
     """A function of each bias, its load, the mean of its row's and the count; nothing where no
     label counted.
     """
@@ -157,22 +157,22 @@ def _same(c: Call) -> list[Tensor]:
     return [c.args[0]]
 
 
-def _named(c: Call) -> Bucket:
+def _bucket_of(c: Call) -> Bucket:
     return c.program.bucket(str(c.get("bucket")))
 
 
 def _update(c: Call) -> list[Tensor]:
     (scale, count), bucket = c.args[1:3], c.bucket
     moved = list[Tensor]()
-    for name, param, grad in zip(c.op.inputs[3:], c.args[3:], c.unpacked, strict=True):
-        moved.append(updated(c.program, c.numbers, name, param, grad, scale, count))
+    for name, param, grad in zip(c.op.inputs[3:], c.args[3:], c.update_gradients, strict=True):
+        moved.append(update_param(c.program, c.numbers, name, param, grad, scale, count))
     if not bucket:
         return moved
-    return own(c.program, c.world, bucket, moved, c.numbers)
+    return to_shards(c.program, c.world, bucket, moved, c.numbers)
 
 
 MEANINGS = {
-    "balanced": Semantics(lambda c: [balanced(c.numbers, *c.args, rate=c.number("rate"))]),
+    "balanced": Semantics(lambda c: [update_bias(c.numbers, *c.args, rate=c.number("rate"))]),
     "begin": Semantics(lambda c: []),
     "cast": Semantics(_same, lambda c, grads: [grads[0]]),
     "clip_scale": Semantics(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),
@@ -186,12 +186,12 @@ MEANINGS = {
         lambda c: [loss_limit(c.numbers, len(c.world.axes), c.get("deviations"))]
     ),
     "loss_scale": Semantics(lambda c: [loss_scale(c.numbers, len(c.world.axes))]),
-    "pack": Semantics(lambda c: [packed(c.program, _named(c), c.args)]),
+    "pack": Semantics(lambda c: [pack_bucket(c.program, _bucket_of(c), c.args)]),
     "reciprocal": Semantics(lambda c: [reciprocal(c.numbers, c.args[0])]),
     "sum_squares": Semantics(_squares),
-    "unpack": Semantics(lambda c: parts(c.program, c.world, _named(c), c.args[0])),
-    "unscaled": Semantics(lambda c: [unscaled(c.numbers, c.args[0], c.args[1])]),
-    "unscaled_norm": Semantics(lambda c: [unscaled_norm(c.numbers, c.args[0], c.args[1:])]),
+    "unpack": Semantics(lambda c: parts(c.program, c.world, _bucket_of(c), c.args[0])),
+    "unscaled": Semantics(lambda c: [unscale(c.numbers, c.args[0], c.args[1])]),
+    "unscaled_norm": Semantics(lambda c: [norm_without_scale(c.numbers, c.args[0], c.args[1:])]),
     "update": Semantics(_update),
     "one": Semantics(lambda c: [c.numbers.ratio(1, 1)]),
     "zeros": Semantics(lambda c: [c.zero(c.op.outputs[0].type)]),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...analysis.certificate import FULL_ROWS, KEPT, NOT_EVALUATED, RUN_TIME, Proof, trust_words
-from ...syntax.package_data import filled
+from ...syntax.package_data import fill_template
 from ..diff import figures, rows
 from ..drawing import SERIES, styles
 from ..summary import headline, tokens
@@ -35,7 +35,7 @@ def report(*subjects: Subject, tokens: float | None = None) -> str:
         views.append(view)
         names.append(subject.source.path)
         fills |= view["fills"]
-    return filled(
+    return fill_template(
         "report.html.j2",
         escaped=True,
         mark=MARK,
@@ -87,7 +87,7 @@ def _view(subject: Subject, count: float | None) -> dict[str, Any]:
         "speed": speed_of_plan,
         "speed_svg": speed_svg,
         "certificate": _certificate(subject),
-        "texts": lines.texts(subject, sent),
+        "texts": lines.annotated_files(subject, sent),
     }
 
 
@@ -140,7 +140,7 @@ def _certificate(subject: Subject) -> list[tuple[str, str]]:
     proof = subject.proof
     if proof is None:
         return [*sentences, ("values", f"The step's values are {NOT_EVALUATED}."), *_always()]
-    sentences += _proved(proof)
+    sentences += _proof_sentences(proof)
     if not_tried := trust_words(proof.trusted, proved=True):
         sentences.append(("not tried here", not_tried))
     not_covered = "Rounding, kernels, the network, and sizes other than those of the small meshes."
@@ -148,7 +148,7 @@ def _certificate(subject: Subject) -> list[tuple[str, str]]:
     return [*sentences, *_always()]
 
 
-def _proved(proof: Proof) -> list[tuple[str, str]]:
+def _proof_sentences(proof: Proof) -> list[tuple[str, str]]:
     """What the proof says, for each of its parts that this plan has."""
     step = f"{proof.results()} equal those of one device, on {proof.where()}, at small sizes."
     sentences = [("values", f"{step[0].upper()}{step[1:]}")]

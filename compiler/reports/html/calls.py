@@ -9,13 +9,13 @@ from attrs import evolve, frozen
 from ...analysis.collective import Collective, Use, Where
 from ...analysis.communication import collectives, places
 from ...analysis.hardware import Hardware
-from ...analysis.link_traffic import sent
+from ...analysis.link_traffic import get_sent_bytes
 from ...analysis.stage_program import rank_programs
-from ...analysis.time.seconds import of_message
+from ...analysis.time.seconds import get_message_seconds
 from ...config.units import amount
 from ...ir import Program
 from ...ops import Message
-from ..explain import ACROSS, described
+from ..explain import ACROSS, describe_collective
 from ..time import seconds
 from .subject import Subject
 
@@ -51,7 +51,7 @@ class Call:
         return self.links == ACROSS
 
     @property
-    def recomputed(self) -> bool:
+    def is_recomputed(self) -> bool:
         """Whether backward makes the call for a value of forward, not for a gradient."""
         return (
             self.where == "backward"
@@ -103,7 +103,7 @@ PLACES = 3
 """How many places of calls that are alike are named."""
 
 
-def added(first: Call, second: Call) -> Call:
+def merge_calls(first: Call, second: Call) -> Call:
     """Two alike calls as one."""
     seconds_of_both = None
     if first.seconds is not None and second.seconds is not None:
@@ -116,11 +116,11 @@ def added(first: Call, second: Call) -> Call:
 
 
 def _call(program: Program, collective: Collective, on: Hardware | None) -> Call:
-    op, often, whole, links = described(program, collective)
+    op, often, whole, links = describe_collective(program, collective)
     seconds_of_calls = None
     if on is not None:
         message = _message(collective)
-        seconds_of_call = of_message(program, message, on, collective.elements)
+        seconds_of_call = get_message_seconds(program, message, on, collective.elements)
         seconds_of_calls = float(collective.count * seconds_of_call)
     return Call(
         use=collective.use,
@@ -134,7 +134,7 @@ def _call(program: Program, collective: Collective, on: Hardware | None) -> Call
         whole=whole,
         links=links,
         count=collective.count,
-        sent=sent(collective),
+        sent=get_sent_bytes(collective),
         seconds=seconds_of_calls,
     )
 

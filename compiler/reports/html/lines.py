@@ -9,7 +9,7 @@ from itertools import chain
 from attrs import evolve, frozen
 
 from ...analysis.memory import account, capacity
-from ...config.units import amount, counted
+from ...config.units import amount, count_words
 from ...ir import Program, Type, base, walk
 from ...ir.printer import print_type
 from ...syntax.source import Span
@@ -36,7 +36,7 @@ class Text:
     lines: tuple[Line, ...]
 
 
-def texts(subject: Subject, calls: Sequence[Call]) -> list[Text]:
+def annotated_files(subject: Subject, calls: Sequence[Call]) -> list[Text]:
     """The plan, then other files that its ops are from."""
     spans = [subject.source.whole()]
     spans.extend(op.span for op in walk(subject.program.region.body))
@@ -100,7 +100,8 @@ def _settings(subject: Subject, calls: Sequence[Call]) -> Iterator[tuple[Span, s
         size = amount(sum(call.sent for call in calls if axis.name in call.axes))
         yield (
             axis.span,
-            f"axis {axis.name}: {counted(axis.size, 'rank')}; each sends {size} over it in a step",
+            f"axis {axis.name}: {count_words(axis.size, 'rank')};"
+            f" each sends {size} over it in a step",
         )
     for claim in program.claims:
         size, degree = program.size(claim.dim), program.axis(claim.axis).size

@@ -18,7 +18,7 @@ from ...config.units import amount
 from ...ir import MICROBATCHES, Program
 from ...schedules.actions import Work
 from ...schedules.timeline import Slot
-from ..drawing import Canvas, columns, ticks, wide
+from ..drawing import Canvas, columns, text_width, ticks
 from ..explain import moment
 from ..time import seconds
 from .pipeline import Pipeline
@@ -316,7 +316,7 @@ class _Panel:
         for (name, start), end in zip(self.memory.phases, ends, strict=False):
             x = _x(start)
             self.canvas.line(x, self.top, x, foot + 6, "edge")
-            if wide(name) + 8 < _x(end) - x or end == 1.0:
+            if text_width(name) + 8 < _x(end) - x or end == 1.0:
                 self.canvas.words(x + 4, baseline, name, "muted")
         self._times()
 
@@ -335,7 +335,7 @@ class _Panel:
             y = self._y(capacity)
             self.canvas.line(LEFT, y, WIDTH - RIGHT, y, "cap")
             words = f"the GPU has {amount(capacity)}"
-            self.canvas.box(LEFT + 8, y - 8, wide(words) + 8, 16, "page")
+            self.canvas.box(LEFT + 8, y - 8, text_width(words) + 8, 16, "page")
             self.canvas.words(LEFT + 12, y + 4, words, "alarm")
 
     def peak(self, words: str) -> None:
@@ -345,7 +345,7 @@ class _Panel:
         self.canvas.line(x, self.top - 8, x, self.top + self.high, "mark")
         height = self._y(sum(owner.bytes[peak] for owner in self.owners))
         self.canvas.dot(x, height, 3.5, "ink")
-        if x + 8 + wide(words) < WIDTH:
+        if x + 8 + text_width(words) < WIDTH:
             self.canvas.words(x + 8, self.top - 12, words, "head")
         else:
             self.canvas.words(x - 8, self.top - 12, words, "head end")

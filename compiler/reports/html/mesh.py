@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from ...analysis.link_traffic import crosses
-from ...config.units import amount, counted
+from ...config.units import amount, count_words
 from ...ir import Axis, Program
-from ..drawing import SERIES, Canvas, fit, wide
-from ..summary import launch
+from ..drawing import SERIES, Canvas, fit, text_width
+from ..summary import get_launch
 from .calls import Call
 from .subject import Subject
 
@@ -66,7 +66,7 @@ class Mesh:
 def mesh(subject: Subject, calls: Sequence[Call]) -> Mesh:
     """The mesh of a plan."""
     program = subject.program
-    per_node, stride, groups = launch(program).ranks_per_node, 1, list[Group]()
+    per_node, stride, groups = get_launch(program).ranks_per_node, 1, list[Group]()
     for axis in reversed(program.axes):
         groups.insert(0, _group(program, axis, stride, per_node, calls))
         stride *= axis.size
@@ -124,9 +124,8 @@ def drawing(mesh: Mesh) -> str:
     canvas = Canvas(WIDTH)
     for number, group in enumerate(mesh.groups):
         _draw(canvas, mesh, group, number, 14 + number * ROW)
-    where = (
-        f"{counted(mesh.ranks, 'rank')} on {counted(mesh.nodes, 'node')} of {mesh.ranks_per_node}"
-    )
+    nodes = f"{count_words(mesh.nodes, 'node')} of {mesh.ranks_per_node}"
+    where = f"{count_words(mesh.ranks, 'rank')} on {nodes}"
     if mesh.gpu:
         where += f" {mesh.gpu}"
     foot = 14 + len(mesh.groups) * ROW + 8
@@ -139,7 +138,7 @@ def _draw_legend(canvas: Canvas, left: float, foot: float) -> None:
     in_group, beside = "the group of rank 0 over the axis", "other ranks of these nodes"
     canvas.box(left, foot - 9, 11, 11, "s0")
     canvas.words(left + 17, foot, in_group, "muted")
-    left += 17 + wide(f"{in_group}    ")
+    left += 17 + text_width(f"{in_group}    ")
     canvas.box(left, foot - 9, 11, 11, "blank")
     canvas.words(left + 17, foot, beside, "muted")
 
@@ -163,7 +162,9 @@ def _draw_axis(canvas: Canvas, group: Group, series: int, top: float) -> None:
     name = f"{group.axis} {group.size:,}"
     first_use, _, other_uses = group.use.partition("; ")
     canvas.words(0, top + 4, name, f"head t{series}")
-    canvas.words(wide(f"{name}  "), top + 4, fit(first_use, LEFT - wide(name) - 20), "muted")
+    canvas.words(
+        text_width(f"{name}  "), top + 4, fit(first_use, LEFT - text_width(name) - 20), "muted"
+    )
     canvas.words(0, top + 34, other_uses, "muted")
     links = "within a node"
     if group.size == 1:

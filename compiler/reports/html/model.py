@@ -13,10 +13,10 @@ from attrs import evolve, frozen
 from ...config.units import amount
 from ...ir import ITEM_BYTES, PRECISIONS, Op, Program, Region, Stmt, Type, base
 from ...ops import OPS
-from ..drawing import LETTER, Canvas, fit, wide
+from ..drawing import LETTER, Canvas, fit, text_width
 from ..summary import factors
 from ..time import seconds
-from .calls import Call, added
+from .calls import Call, merge_calls
 
 HIDDEN = ("pack", "unpack", "cast", "leaf", "begin", "wait")
 """Ops that move nothing between ranks and compute nothing that a model says."""
@@ -32,7 +32,7 @@ class Shard:
     type: str
     axes: tuple[str, ...]
     degree: int
-    at: float
+    first_sharded_place: float
     """The place of the first sharded dim among the dims, from 0, rows, to 1, columns."""
     state: tuple[str, ...]
     bytes: int
@@ -48,7 +48,7 @@ class Row:
 
     line: str
     op: str
-    made: str
+    result_type: str
     shards: tuple[Shard, ...]
     calls: tuple[Call, ...]
     back: tuple[Call, ...]
@@ -100,7 +100,7 @@ def model(program: Program, calls: Sequence[Call], ranks: Sequence[Sequence[Call
 
 def _add(calls: dict[object, Call], key: object, call: Call) -> None:
     """Adds a call to the alike one with this key, if there is one."""
-    calls[key] = added(calls[key], call) if key in calls else call
+    calls[key] = merge_calls(calls[key], call) if key in calls else call
 
 
 class _Rows:
@@ -163,11 +163,11 @@ class _Rows:
         for name in dict.fromkeys(map(base, op.inputs)):
             if name in self._params:
                 shards.append(self._shard(name))
-        result_type = self.typed(op.outputs[0].type) if op.outputs else ""
-        words = "" if is_coercion else self._said(op)
+        result_type = self.type_words(op.outputs[0].type) if op.outputs else ""
+        words = "" if is_coercion else self._op_words(op)
         return Row(line, words, result_type, tuple(shards), tuple(calls), tuple(back))
 
-    def _said(self, op: Op) -> str:
+    def _op_words(self, op: Op) -> str:
         """For instance `v = contracts(a, wq, wk, wv)`; values without a name in the plan are
         `·`.
         """
@@ -181,21 +181,21 @@ class _Rows:
             return f"{', '.join(results)} = {words}"
         return words
 
-    def typed(self, type: Type) -> str:
+    def type_words(self, type: Type) -> str:
         """For instance `[seq/tp, batch/dp, hidden]`, and the axes that sums are pending over."""
         dims: list[str] = []
         for dim in type.dims:
             if axes := type.axes_of(dim):
-                dims.append(f"{dim}/{'·'.join(self._named(axes))}")
+                dims.append(f"{dim}/{'·'.join(self._plan_axes(axes))}")
             else:
                 dims.append(dim)
         words = f"[{', '.join(dims)}]"
         pending = [axis for axis, place in type.places if place.kind.value == "P"]
         if pending:
-            words += f" pending over {', '.join(self._named(pending))}"
+            words += f" pending over {', '.join(self._plan_axes(pending))}"
         return words
 
-    def _named(self, axes: Sequence[str]) -> list[str]:
+    def _plan_axes(self, axes: Sequence[str]) -> list[str]:
         """The axes, with an axis of the plan in place of all of its factors."""
         names: dict[str, None] = {}
         for axis in axes:
@@ -221,12 +221,12 @@ class _Rows:
         state_axes: list[str] = []
         for bucket in program.buckets:
             if name in bucket.params:
-                state_axes = self._named(bucket.shard_axes)
+                state_axes = self._plan_axes(bucket.shard_axes)
                 break
         return Shard(
             name,
-            self.typed(type),
-            tuple(self._named(axes)),
+            self.type_words(type),
+            tuple(self._plan_axes(axes)),
             program.degree(tuple(axes)),
             place,
             tuple(state_axes),
@@ -264,7 +264,7 @@ def drawings(model: Model, colours: Mapping[str, int]) -> list[str]:
     pictures: list[str] = []
     for part in chain.from_iterable(map(_sheets, model.stretches)):
         # the first picture alone has heads of columns
-        canvas = drawn(evolve(model, stretches=(part,)), colours, heads=not pictures)
+        canvas = draw_model(evolve(model, stretches=(part,)), colours, heads=not pictures)
         pictures.append(canvas.svg(f"{part.dim or 'ops'} with their collectives"))
     return pictures
 
@@ -287,7 +287,7 @@ def _height(row: Row) -> int:
     return len(row.shards) * (STEP - 4) + STEP * lines
 
 
-def drawn(model: Model, colours: Mapping[str, int], *, heads: bool = True) -> Canvas:
+def draw_model(model: Model, colours: Mapping[str, int], *, heads: bool = True) -> Canvas:
     """The picture, with heads of columns; `colours` are the numbers of series of axes."""
     draw = _Drawing(colours)
     if heads:
@@ -336,7 +336,7 @@ class _Drawing:
             self.canvas.box(BOX, top, MADE - BOX - 16, 20, "card", round=4)
             self.canvas.words(BOX + 8, top + 14, fit(row.op, MADE - BOX - 32))
             right = BACK if row.back else WIDTH - 8
-            self.canvas.words(MADE, top + 14, fit(row.made, right - MADE - 10), "muted")
+            self.canvas.words(MADE, top + 14, fit(row.result_type, right - MADE - 10), "muted")
             self._y += STEP
         for call in row.calls:
             self._call(call, BOX, self._y, BACK - BOX - 14, f"{call.op}: {call.cost}, {call.links}")
@@ -361,14 +361,16 @@ class _Drawing:
         self.canvas.box(x, y, width, height, "blank", note, 0)
         # a part is some of the rows, or some of the columns
         cells = min(shard.degree, CELLS)
-        part = (width, height / cells) if shard.at < 0.5 else (width / cells, height)
+        part = (
+            (width, height / cells) if shard.first_sharded_place < 0.5 else (width / cells, height)
+        )
         self.canvas.box(x, y, *part, f"s{colour}", round=0)
         name = f"{shard.name} {shard.type}"
         self.canvas.words(x + 38, self._y + 14, name)
         size = f"{amount(shard.bytes)} on a rank"
         if shard.state:
             size += f", state over {', '.join(shard.state)}"
-        self.canvas.words(max(MADE, x + 50 + wide(name)), self._y + 14, size, "muted")
+        self.canvas.words(max(MADE, x + 50 + text_width(name)), self._y + 14, size, "muted")
         self._y += STEP - 4
 
 
@@ -383,7 +385,7 @@ def _short(call: Call) -> str:
     op = call.op
     if op.endswith("ranks"):
         op = op.rpartition(", ")[0]
-    words = f"{op}{', recomputed' * call.recomputed}: {amount(call.sent)}"
+    words = f"{op}{', recomputed' * call.is_recomputed}: {amount(call.sent)}"
     if call.seconds is not None:
         words += f", {seconds(call.seconds)}"
     return words

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from ...analysis.memory import accounts
-from ...analysis.stage_schedule import estimated
+from ...analysis.stage_schedule import estimate_times
 from ...analysis.time.pipeline import Rows
 from ..drawing import Canvas
 from ..schedule.figures import ranks_table
@@ -29,7 +29,7 @@ class Pipeline:
 
     picture: Picture
     seconds: float | None
-    said: Callable[[float], str]
+    write_time: Callable[[float], str]
     summary: str
     table: tuple[tuple[str, ...], ...]
 
@@ -48,7 +48,7 @@ def pipeline(subject: Subject) -> Pipeline | None:
         rows = Rows(program, pipeline, on)
         times, total_seconds, write, unit = rows.times, rows.seconds, seconds, ""
     else:
-        times, total_seconds, write = estimated(program, pipeline).rounded(), None, number
+        times, total_seconds, write = estimate_times(program, pipeline).round_times(), None, number
         unit = " times the most expensive forward, estimated from operations"
     picture = of_plan(program, times)
     summary = (
@@ -67,7 +67,7 @@ def drawings(pipeline: Pipeline) -> list[str]:
     lines = excerpt(pipeline.picture, WIDTH)
     for line in lines:
         canvas = Canvas(WIDTH)
-        foot = draw(canvas, pipeline.picture, line, 6.0, pipeline.said)
+        foot = draw(canvas, pipeline.picture, line, 6.0, pipeline.write_time)
         if line is lines[-1]:
             legend(canvas, pipeline.picture, foot)
         pictures.append(canvas.svg(f"the pipeline's rows, {line.name or 'with messages'}"))

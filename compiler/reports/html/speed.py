@@ -8,8 +8,8 @@ from ...analysis.communication import active_count, parameter_count
 from ...analysis.time import operations
 from ...analysis.time.report import Report
 from ...ir import MICROBATCHES, Program
-from ..drawing import Canvas, wide
-from ..time import advice_note, advice_tables, expected, seconds
+from ..drawing import Canvas, text_width
+from ..time import accuracy_words, advice_note, advice_tables, seconds
 from .subject import Subject
 
 DAY = 86_400
@@ -61,7 +61,7 @@ def speed(subject: Subject, tokens: float | None) -> Speed:
     )
     kinds = sorted(time.step.kinds.items(), key=lambda kind: -kind[1])
     visible_kinds = tuple(kind for kind in kinds if kind[1] > LEAST * time.step.seconds)
-    source = f"on {time.ranks:,} × {time.on.name}, {expected(time.on)}"
+    source = f"on {time.ranks:,} × {time.on.name}, {accuracy_words(time.on)}"
     time_with_advice = evolve(time, neighbours=subject.neighbours)
     return Speed(
         lead=lead,
@@ -83,15 +83,15 @@ def _facts(program: Program, step: int) -> list[tuple[str, str]]:
         *facts,
         ("tokens a step", f"{step:,}"),
         ("microbatches", f"{program.size(MICROBATCHES):,}"),
-        ("operations of a token", scaled(operations.needed(program) / step, OPERATIONS)),
+        ("operations of a token", scale_words(operations.needed(program) / step, OPERATIONS)),
         ("operations of a rank in a step", _operations(program)),
     ]
 
 
 def _operations(program: Program) -> str:
     """For instance `7.4 PFLOP`, or `7.4 PFLOP needed, 9.8 PFLOP done` where backward recomputes."""
-    needed = scaled(operations.needed(program) / program.ranks, OPERATIONS)
-    computed = scaled(operations.done(program), OPERATIONS)
+    needed = scale_words(operations.needed(program) / program.ranks, OPERATIONS)
+    computed = scale_words(operations.done(program), OPERATIONS)
     if needed == computed:
         return needed
     return f"{needed} needed, {computed} done"
@@ -102,13 +102,13 @@ def _training(time: Report, total: float) -> list[tuple[str, str]]:
     day = time.tokens * time.ranks * DAY
     return [
         ("HFU", f"{time.hfu:.1%}"),
-        ("tokens a day", scaled(day, TOKENS)),
-        (f"for {scaled(total, TOKENS)} tokens", counted_days(total / day)),
+        ("tokens a day", scale_words(day, TOKENS)),
+        (f"for {scale_words(total, TOKENS)} tokens", day_words(total / day)),
         ("GPU hours", f"{total / day * 24 * time.ranks:,.0f}"),
     ]
 
 
-def counted_days(days: float) -> str:
+def day_words(days: float) -> str:
     """For instance `12.3 days`, or `4.1 hours`."""
     return f"{days:,.1f} days" if days >= 2 else f"{days * 24:,.1f} hours"
 
@@ -118,7 +118,7 @@ TOKENS = {12: " T", 9: " B", 6: " M", 3: " k", 0: ""}
 """Units by their power of ten."""
 
 
-def scaled(number: float, units: Mapping[int, str]) -> str:
+def scale_words(number: float, units: Mapping[int, str]) -> str:
     """For instance `15.0 T`."""
     power = next((power for power in units if number >= 10**power), 0)
     return f"{number / 10**power:,.1f}".removesuffix(".0") + units[power]
@@ -129,7 +129,7 @@ def drawing(speed: Speed) -> str:
     canvas = Canvas(WIDTH)
     total = speed.seconds
     names = [WHOLE, *(name for name, _ in speed.kinds)]
-    left = max(map(wide, names)) + 16
+    left = max(map(text_width, names)) + 16
     scale = (WIDTH - left - ROOM_FOR_WORDS) / total
     canvas.words(0, 14, WHOLE, "head")
     canvas.words(left + total * scale + 8, 14, seconds(total), "head")

@@ -4,7 +4,7 @@ from attrs import frozen
 
 from ...analysis.certificate import Proof
 from ...analysis.hardware import Hardware, hardware
-from ...analysis.time import expected
+from ...analysis.time import get_expected_report
 from ...analysis.time.report import Neighbour, Report
 from ...ir import Program
 from ...syntax.source import Source
@@ -27,7 +27,7 @@ class Subject:
     @property
     def time(self) -> Report | None:
         """The time of a step, None where the speed of its GPUs is not known."""
-        return expected(self.program)
+        return get_expected_report(self.program)
 
     @property
     def hardware(self) -> Hardware | None:

@@ -66,7 +66,7 @@ class Expected:
     """The idle time of each rank."""
 
 
-def expected(kind: str, ranks: int, microbatches: int, times: Times) -> Expected | None:
+def find_formula(kind: str, ranks: int, microbatches: int, times: Times) -> Expected | None:
     """The idle time of each rank of the schedule `kind`; none where no formula is known to be
     true.
     """
@@ -122,7 +122,7 @@ def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:
             " --unit: all equal"
         )
     yield f"bubble: {share(timeline.bubble)} of all ranks' time"
-    formula = expected(picture.kind, schedule.ranks, schedule.microbatches, picture.times)
+    formula = find_formula(picture.kind, schedule.ranks, schedule.microbatches, picture.times)
     if not formula:
         return
     busy = sum(map(timeline.busy, range(schedule.ranks))) / schedule.ranks

@@ -6,7 +6,7 @@ from math import floor, log10
 
 from attrs import frozen
 
-from ...config.units import counted
+from ...config.units import count_words
 from ...ir import Program
 from ...schedules.actions import Action, Row, Schedule, Work
 from ...schedules.timeline import Slot, Timeline, Times, simulate
@@ -126,11 +126,11 @@ def of_plan(program: Program, times: Times, unit: str = "") -> Picture:
     assert pipeline, "schedule: no pipeline"
     assert pipeline.schedule, "schedule: no rows"
     schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
-    stages = counted(schedule.stages, "stage")
-    ranks = f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}"
+    stages = count_words(schedule.stages, "stage")
+    ranks = f"{count_words(schedule.ranks, 'rank')} of {pipeline.axis}"
     title = (
         f"{program.name}: {kind}, {stages} on {ranks},"
-        f" {counted(schedule.microbatches, 'microbatch')}"
+        f" {count_words(schedule.microbatches, 'microbatch')}"
     )
     return picture(title, kind, schedule, times, unit)
 

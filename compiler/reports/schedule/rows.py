@@ -14,8 +14,8 @@ from attrs import frozen
 
 from ...schedules.actions import Action, Work
 from ...schedules.timeline import Slot
-from ...syntax.package_data import filled
-from ..drawing import LETTER, Canvas, ticks, wide
+from ...syntax.package_data import fill_template
+from ..drawing import LETTER, Canvas, text_width, ticks
 from .picture import HUES, MARK, WORDS, Picture, colour, number
 
 LEFT, ROW, LOW, BAR, FOOT = 56, 24, 14, 19, 30
@@ -176,7 +176,7 @@ class _Line:
         width = right - left - gap
         self._canvas.box(left, y, width, self._bar, f"act {self._style(slot)}", round=0)
         words = str(slot.action)
-        if right - left >= wide(words) and self._row > 14:
+        if right - left >= text_width(words) and self._row > 14:
             self._canvas.words((left + right) / 2, y + 13, words, "mid on")
 
     def arrows(self) -> None:
@@ -236,14 +236,14 @@ def legend(canvas: Canvas, picture: Picture, top: float) -> float:
     x, y = 0.0, top + 20
     for chunk in range(picture.depth):
         stages = picture.stages_of(chunk)
-        if x + 26 * len(picture.works) + wide(stages) + 30 > canvas.width:
+        if x + 26 * len(picture.works) + text_width(stages) + 30 > canvas.width:
             x, y = 0.0, y + 24
         for work in picture.works:
             canvas.box(x, y, 24, 18, f"act {style(chunk, work)}", round=0)
             canvas.words(x + 12, y + 13, work.value, "mid on")
             x += 25
         canvas.words(x + 4, y + 13, stages)
-        x += wide(stages) + 24
+        x += text_width(stages) + 24
     return y + 30
 
 
@@ -271,7 +271,7 @@ def html(picture: Picture, table: str = "") -> str:
     for chunk in range(picture.depth):
         colours = [(work.value, f"#{colour(chunk, work)}") for work in picture.works]
         chunks.append((picture.stages_of(chunk), colours))
-    return filled(
+    return fill_template(
         "schedule.html.j2",
         escaped=True,
         mark=MARK,

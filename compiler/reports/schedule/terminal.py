@@ -52,7 +52,7 @@ class _Grid:
         self._scale = (longest + 1) / picture.shortest
         self._margin = len(f"rank {picture.schedule.ranks - 1}  ")
         self._columns = self._column(picture.timeline.total)
-        self._windows = self._shown(width - self._margin)
+        self._windows = self._choose_windows(width - self._margin)
 
     def lines(self) -> Iterator[str]:
         """The axis, and a row for each rank."""
@@ -74,7 +74,7 @@ class _Grid:
                 " columns, --svg or --html"
             )
 
-    def _shown(self, room: int) -> tuple[_Window, ...]:
+    def _choose_windows(self, room: int) -> tuple[_Window, ...]:
         if self._columns <= room:
             return (_Window(0, self._columns),)
         half = max(1, (room - len(GAP)) // 2)

@@ -5,7 +5,7 @@ arrow for each message.
 from collections.abc import Iterator
 from itertools import count
 
-from ...schedules.dependencies import Value, made_by, needs
+from ...schedules.dependencies import Value, get_inputs, get_result
 from ...schedules.timeline import Slot
 from ..chrome_trace import Event, chrome_trace, process
 from .picture import MARK, WORDS, Picture
@@ -44,10 +44,10 @@ def _messages(picture: Picture) -> Iterator[Event]:
     stage_to_rank, numbers = picture.schedule.stage_to_rank, count()
     makers: dict[Value, Slot] = {}
     for slot in picture.slots:
-        if value := made_by(slot.action):
+        if value := get_result(slot.action):
             makers[value] = slot
     for slot in picture.slots:
-        for value in needs(slot.action, len(stage_to_rank)):
+        for value in get_inputs(slot.action, len(stage_to_rank)):
             if stage_to_rank[value.stage] != stage_to_rank[slot.action.stage]:
                 name = "gradient" if value.gradient else "activation"
                 arrow: Event = {"pid": 0, "cat": "message", "name": name, "id": next(numbers)}

@@ -9,9 +9,9 @@ from ..diagnostics import wrong
 from ..limits import MAX_BYTES
 from ..parser import parse_plan
 from ..source import Source, is_ir
-from .alignment import aligned
+from .alignment import align_lines
 from .breaks import line_starts
-from .words import arrange, lines, read
+from .words import arrange, lines, split_words
 
 
 def format_plan(source: Source) -> str:
@@ -23,10 +23,10 @@ def format_plan(source: Source) -> str:
         help = "`scalec fmt` is for plans; IR text has the one form in which `scalec ir` prints it"
         raise wrong("E0190", "this is IR text, not a plan", source.whole(), help=help)
     parse_plan(source)
-    plan = arrange(read(source.text))
-    text = "".join(f"{line}\n" for line in aligned(plan, lines(plan, line_starts(plan))))
+    plan = arrange(split_words(source.text))
+    text = "".join(f"{line}\n" for line in align_lines(plan, lines(plan, line_starts(plan))))
     words_before = [word.text for word in plan.words]
-    words_after = [word.text for word in read(text)]
+    words_after = [word.text for word in split_words(text)]
     assert words_after == words_before, "formatter: words have changed"
     if len(text.encode()) > MAX_BYTES:
         message = f"laid out, this plan would be larger than {MAX_BYTES // 1024} KiB"

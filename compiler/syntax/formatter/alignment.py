@@ -15,11 +15,11 @@ STATEMENTS = ("model", "repeat", "if", "route")
 """Heads of sections that have statements in their braces."""
 
 
-def aligned(plan: Arranged, lines: Sequence[Line]) -> Iterator[str]:
+def align_lines(plan: Arranged, lines: Sequence[Line]) -> Iterator[str]:
     """The lines of the formatted text, without their ends."""
     codes = {line: code(plan, line) for line in lines}
     for run in _runs(plan, lines):
-        codes |= _padded(plan, run)
+        codes |= _pad_columns(plan, run)
     columns = _comment_columns(plan, lines, codes)
     for line in lines:
         if _blank_before(plan, line):
@@ -89,7 +89,7 @@ def _is_statement(plan: Arranged, around: int) -> bool:
     return around < 0 or plan.words[plan.heads[around]].text in STATEMENTS
 
 
-def _padded(plan: Arranged, run: Mapping[Line, int]) -> dict[Line, str]:
+def _pad_columns(plan: Arranged, run: Mapping[Line, int]) -> dict[Line, str]:
     """The code of lines with their anchors in one column; empty if one would become too long."""
     columns = {line: _columns(plan, line, anchor) for line, anchor in run.items()}
     rows = {line: " " * line.indent + columns[line][""] for line in run}

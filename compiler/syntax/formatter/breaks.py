@@ -16,13 +16,13 @@ def line_starts(plan: Arranged) -> set[int]:
     """The words with which lines begin."""
     breaks = _Breaks(plan)
     for number in range(len(plan.words)):
-        if number == 0 or _kept(plan, number):
+        if number == 0 or _keeps_break(plan, number):
             breaks.begin(number)
     breaks.divide()
     return set(breaks.end_of)
 
 
-def _kept(plan: Arranged, number: int) -> bool:
+def _keeps_break(plan: Arranged, number: int) -> bool:
     """Whether the author's line end before a word stays; after a comment there always is one."""
     before, word = plan.words[number - 1], plan.words[number]
     if before.is_comment or not word.line_ends:

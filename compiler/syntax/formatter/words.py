@@ -110,7 +110,7 @@ class Arranged:
         return self.words[number].is_operator and before is not None and before.ends_value
 
 
-def read(text: str) -> list[Word]:
+def split_words(text: str) -> list[Word]:
     """The words of a text that the grammar accepts."""
     words: list[Word] = []
     line_ends = 0

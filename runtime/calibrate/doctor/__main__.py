@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         needs = Needs.read(options.needs) if options.needs else Needs()
         if "RANK" not in os.environ and 1 < needs.ranks_per_node <= _room(needs):
-            return _each(needs.ranks_per_node, sys.argv[1:] if arguments is None else arguments)
+            return _start_ranks(
+                needs.ranks_per_node, sys.argv[1:] if arguments is None else arguments
+            )
         job = Job(needs, options.out or Path("runs", needs.name))
         reports = job.reports()
         all_findings = findings(needs, reports, job.world) if reports else []
@@ -71,7 +73,7 @@ def _room(needs: Needs) -> int:
     return os.cpu_count() or 1
 
 
-def _each(ranks: int, arguments: Sequence[str]) -> int:
+def _start_ranks(ranks: int, arguments: Sequence[str]) -> int:
     """Starts a process for each rank of a node, as a launcher does, and returns the largest exit
     status.
     """

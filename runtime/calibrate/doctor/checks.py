@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ...errors import counted, named
+from ...errors import count_with_noun, quote_first_names
 from .report import Needs, Report
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -72,9 +72,9 @@ def _ranks(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Find
     came = {report.rank for report in reports}
     missing = [rank for rank in range(world) if rank not in came]
     nodes = len({report.node for report in reports})
-    text = f"{counted(len(came), 'rank')} on {counted(nodes, 'node')}"
+    text = f"{count_with_noun(len(came), 'rank')} on {count_with_noun(nodes, 'node')}"
     if missing:
-        some = named([*map(str, missing)])
+        some = quote_first_names([*map(str, missing)])
         yield Finding(
             FAIL,
             "ranks",
@@ -155,7 +155,10 @@ def _wrong_gpus(needs: Needs, node: str, reports_of_node: Sequence[Report]) -> I
     if count < wanted:
         help = "take another node, or set `nodes` and `gpus_per_node` in the plan's `cluster`"
         yield Finding(
-            FAIL, "GPUs", f"{node} has {counted(count, 'GPU')}, the plan takes {wanted}", help
+            FAIL,
+            "GPUs",
+            f"{node} has {count_with_noun(count, 'GPU')}, the plan takes {wanted}",
+            help,
         )
         return
     for report in reports_of_node:
@@ -242,9 +245,8 @@ def _folder(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fin
     if reason_of_node:
         return
     if blind:
-        text = (
-            f"it is not one folder for all nodes: not all files are seen on {named(sorted(blind))}"
-        )
+        nodes = quote_first_names(sorted(blind))
+        text = f"it is not one folder for all nodes: not all files are seen on {nodes}"
         yield Finding(FAIL, "run folder", text, "name a folder on a shared file system with --out")
     else:
         yield Finding(OK, "run folder", "all ranks write to it and see each other's files")
@@ -337,8 +339,8 @@ def _threads(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fi
         threads, cpus = reports_of_node[0].threads, reports_of_node[0].cpus
         if threads.isdecimal() and int(threads) * ranks > cpus:
             text = (
-                f"OMP_NUM_THREADS={threads} for {counted(ranks, 'rank')}, but {node} has"
-                f" {counted(cpus, 'CPU')}"
+                f"OMP_NUM_THREADS={threads} for {count_with_noun(ranks, 'rank')}, but {node} has"
+                f" {count_with_noun(cpus, 'CPU')}"
             )
             yield Finding(WARN, "threads", text, f"OMP_NUM_THREADS={max(1, cpus // ranks)}")
 
@@ -378,5 +380,5 @@ def _unlike(reports: Sequence[Report], get_value: Callable[[Report], Any]) -> st
         return ""
     words = list[str]()
     for value, ranks in ranks_of_value.items():
-        words.append(f"{value} on rank{'s' * (len(ranks) > 1)} {named(ranks)}")
+        words.append(f"{value} on rank{'s' * (len(ranks) > 1)} {quote_first_names(ranks)}")
     return " and ".join(words)

@@ -44,11 +44,11 @@ class Job:
         self.needs, self.folder = needs, folder
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.near = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
-        self._whole, self._store = True, self._joined()
+        self._whole, self._store = True, self._join_store()
 
     def reports(self) -> list[Report]:
         """On rank 0, the reports of all ranks that have come; empty on others."""
-        token = self._told("token", lambda: f".doctor-{os.getpid()}-{time.time_ns()}")
+        token = self._word_of_first_rank("token", lambda: f".doctor-{os.getpid()}-{time.time_ns()}")
         report = local_report(self.needs, self.rank, self.near, self.folder, self.folder / token)
         both_protocols: Any = {}
         if socket.has_dualstack_ipv6():
@@ -80,7 +80,7 @@ class Job:
 
     def status(self, status: int) -> int:
         """Rank 0's status, on all ranks."""
-        return int(self._told("status", lambda: str(status)))
+        return int(self._word_of_first_rank("status", lambda: str(status)))
 
     def leave(self) -> None:
         """Waits for all ranks, so that the store outlives them."""
@@ -88,7 +88,7 @@ class Job:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _joined(self) -> Any:
+    def _join_store(self) -> Any:
         if self.world == 1:
             return cast(Any, dist).HashStore()
         # rank 0 keeps the store, unless torchrun does
@@ -99,7 +99,7 @@ class Job:
         )
         return cast(Any, dist).PrefixStore("doctor", store)
 
-    def _told(self, key: str, word: Callable[[], str]) -> str:
+    def _word_of_first_rank(self, key: str, word: Callable[[], str]) -> str:
         """Rank 0's word, on all ranks."""
         if not self.rank:
             self._store.set(key, word())
@@ -131,7 +131,9 @@ class Job:
         for number in range(ROUNDS):
             self._all_come(f"clock/{number}")
             now = time.time()
-            time_of_first = float(self._told(f"time/{number}", lambda now=now: repr(now)))
+            time_of_first = float(
+                self._word_of_first_rank(f"time/{number}", lambda now=now: repr(now))
+            )
             differences.append(now - time_of_first)
         return median(differences)
 
@@ -158,13 +160,13 @@ class Job:
     def _rate(self, target: int, source: int) -> float:
         """Bytes a second that this rank sends in a ring where all ranks send at once."""
         if not dist.is_initialized():
-            self._made = Clock(device(self.needs.device or "cpu"))
-            backend = "nccl" if self._made.device.type == "cuda" else "gloo"
+            self._link_clock = Clock(device(self.needs.device or "cpu"))
+            backend = "nccl" if self._link_clock.device.type == "cuda" else "gloo"
             store = cast(Any, dist).PrefixStore("links", self._store)
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.world, timeout=PATIENCE
             )
-        clock, seconds = self._made, list[float]()
+        clock, seconds = self._link_clock, list[float]()
         message = torch.zeros(SENT[clock.device.type], dtype=torch.uint8, device=clock.device)
         received = torch.empty_like(message)
         for _ in range(1 + ROUNDS):

@@ -17,7 +17,7 @@ import torch
 from ...checkpoint.host_copy import free_memory
 from ...config.versions import nccl, version_of
 from ...data.files import find_files
-from ...errors import RunError, counted, reason
+from ...errors import RunError, count_with_noun, reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) 
 
     It leaves a file with its number as the name in the folder `token` of the run's folder.
     """
-    fault = _left(token / str(rank))
+    fault = _leave_file(token / str(rank))
     gpu_count, gpus = 0, list[tuple[int, str, int, int]]()
     if needs.device != "cpu":
         gpu_count, gpus = torch.cuda.device_count(), _gpus()
@@ -120,7 +120,7 @@ def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) 
         free_memory=free_memory(),
         free_disk=_free(folder),
         folder=fault,
-        data=_known_files(needs.files),
+        data=_describe_files(needs.files),
     )
 
 
@@ -159,7 +159,7 @@ def _free(folder: str | Path) -> int:
         return -1
 
 
-def _left(path: Path) -> str:
+def _leave_file(path: Path) -> str:
     """Writes a file that others look for; why that fails, or ""."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def _left(path: Path) -> str:
     return ""
 
 
-def _known_files(patterns: Sequence[str]) -> str:
+def _describe_files(patterns: Sequence[str]) -> str:
     """Number, bytes and a hash of the names and sizes of the data's files; or why there are
     none; "" where the data has no files.
     """
@@ -182,4 +182,6 @@ def _known_files(patterns: Sequence[str]) -> str:
     sizes = [os.path.getsize(path) for path in files]
     names_and_sizes = [*zip(map(os.path.basename, files), sizes, strict=True)]
     digest = blake2b(repr(names_and_sizes).encode(), digest_size=6).hexdigest()
-    return f"{counted(len(files), 'file')} of {counted(sum(sizes), 'byte')}, {digest}"
+    return (
+        f"{count_with_noun(len(files), 'file')} of {count_with_noun(sum(sizes), 'byte')}, {digest}"
+    )

@@ -18,20 +18,20 @@ from .tiles import (
     PRECISION,
     Blocks,
     constants,
+    gradient_before_cap,
     load_ids,
     load_row,
     load_tile,
     logits,
     near,
     operand_strides,
-    padded,
     place,
     seen,
     span,
     store_row,
     store_tile,
     strides,
-    uncapped,
+    tile_width,
     unit,
 )
 
@@ -62,14 +62,14 @@ def delta(out: Tensor, g_out: Tensor, seq: int) -> Tensor:
     batch, queries, heads = sizes(out, seq)
     result = out.new_empty((batch, heads, queries), dtype=torch.float32)
     dim = out.shape[-1]
-    rows = _ELEMENTS // padded(dim)
+    rows = _ELEMENTS // tile_width(dim)
     launching.launch(
         delta_kernel,
         (batch * heads * launching.blocks(queries, rows),),
         *(out, g_out, result),
         *(*strides(out, seq), *strides(g_out, seq), heads, queries),
         D=dim,
-        DP=padded(dim),
+        DP=tile_width(dim),
         ROWS=rows,
         warps=4,
     )
@@ -140,7 +140,7 @@ def keys_kernel(
                 weights = tl.where(pairs, weights, 0.0)
             v_sums = tl.dot(weights.to(g_tile.dtype), g_tile, v_sums, input_precision=PRECISION)
             g_weights = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
-            g_product = uncapped(weights * (g_weights - row_delta[None, :]), logit, CAP)
+            g_product = gradient_before_cap(weights * (g_weights - row_delta[None, :]), logit, CAP)
             k_sums = tl.dot(g_product.to(q_tile.dtype), q_tile, k_sums, input_precision=PRECISION)
     to = batch * g_k_batch + kv_head * g_k_head
     store_tile(g_k + to, k_sums * scale, begin, g_k_row, keys, COLUMNS, D, DP)
@@ -196,7 +196,7 @@ def queries_kernel(
                     pairs &= tile_ids[:, None] == load_ids(k_ids, k_ids_row, columns, keys)[None, :]
                 weights = tl.where(pairs, weights, 0.0)
             g_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
-            g_product = uncapped(weights * (g_weights - row_delta), logit, CAP)
+            g_product = gradient_before_cap(weights * (g_weights - row_delta), logit, CAP)
             sums = tl.dot(g_product.to(k_tile.dtype), k_tile, sums, input_precision=PRECISION)
     store_tile(
         g_q + batch * g_q_batch + head * g_q_head,

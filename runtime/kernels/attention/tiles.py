@@ -105,7 +105,7 @@ def logits(a, b, scale, CAP: tl.constexpr):
 
 
 @triton.jit
-def uncapped(gradient, logit, CAP: tl.constexpr):
+def gradient_before_cap(gradient, logit, CAP: tl.constexpr):
     """The gradient before the cap of `logits`, from the gradient after it: tanh' = 1 − tanh²."""
     if CAP > 0:
         tanh = logit * (1 / (CAP * LOG2E))
@@ -154,9 +154,9 @@ def unit(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def padded(dim: int) -> int:
+def tile_width(dim: int) -> int:
     """The width of tiles: the next power of two, and as much as a product of matrices needs."""
-    return max(launching.padded(dim), 16)
+    return max(launching.next_power_of_two(dim), 16)
 
 
 def operand_strides(
@@ -182,7 +182,7 @@ def constants(
     return {
         "GROUP": q.shape[2] // k.shape[2],
         "D": dim,
-        "DP": padded(dim),
+        "DP": tile_width(dim),
         "BACK": how.back,
         "FORTH": how.forth,
         "CAP": how.cap,

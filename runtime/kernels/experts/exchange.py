@@ -18,13 +18,13 @@ from torch import Tensor
 
 from ...comm import exchange, experts
 from ...comm.exchange import Regroup
-from ...comm.experts import Held, Order
+from ...comm.experts import ExpertRows, Order
 from .. import launching
-from ..launching import Tile, Tiled, blocks, matrix, padded
+from ..launching import Tile, Tiled, blocks, matrix, next_power_of_two
 
 
 @triton.jit
-def grouped_places_kernel(
+def group_places_kernel(
     counts, arranged, returned,
     GROUPS: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def grouped_places_kernel(
 
 
 @triton.jit(do_not_specialize=["size"])
-def regrouped_kernel(
+def regroup_kernel(
     rows, places, out, stride, size,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +63,7 @@ class ExchangeCounts(Tiled[Tile]):
     are placed at a time.
     """
 
-    def __call__(self, order: Order) -> Held:
+    def __call__(self, order: Order) -> ExpertRows:
         """The rows of this rank's experts."""
         tile = self.tile_for(order.experts.count, order.counts, dtypes=(torch.int64,))
         backend = experts.places if tile is None else partial(_places, tile=tile)
@@ -73,17 +73,17 @@ class ExchangeCounts(Tiled[Tile]):
 class Exchange(Tiled[Tile]):
     """`scalec.runtime.exchange`; tiles by the width of rows.  Saves nothing."""
 
-    def __call__(self, rows: Tensor, expert_rows: Held, async_op: bool = False) -> Any:
+    def __call__(self, rows: Tensor, expert_rows: ExpertRows, async_op: bool = False) -> Any:
         """[rows of tokens, h] → [rows of experts, h]."""
-        return exchange.exchanged(rows, expert_rows, False, async_op, _regroup(self, rows))
+        return exchange.start_exchange(rows, expert_rows, False, async_op, _regroup(self, rows))
 
 
 class ExchangeBack(Tiled[Tile]):
     """`scalec.runtime.exchange_back`; tiles by the width of rows.  Saves nothing."""
 
-    def __call__(self, rows: Tensor, expert_rows: Held, async_op: bool = False) -> Any:
+    def __call__(self, rows: Tensor, expert_rows: ExpertRows, async_op: bool = False) -> Any:
         """[rows of experts, h] → [rows of tokens, h]."""
-        return exchange.exchanged(rows, expert_rows, True, async_op, _regroup(self, rows))
+        return exchange.start_exchange(rows, expert_rows, True, async_op, _regroup(self, rows))
 
 
 def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -91,12 +91,12 @@ def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
     returned = torch.empty(total, dtype=torch.int64, device=counts.device)
     groups, local_experts = counts.numel(), counts.shape[1]
     launching.launch(
-        grouped_places_kernel,
+        group_places_kernel,
         (groups,),
         *(counts.contiguous(), arranged, returned),
         GROUPS=groups,
         EXPERTS=local_experts,
-        PADDED=padded(groups),
+        PADDED=next_power_of_two(groups),
         ROWS=tile.rows,
         warps=tile.warps,
     )
@@ -106,15 +106,15 @@ def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
 def _regroup(op: Tiled[Tile], rows: Tensor) -> Regroup:
     tile = op.tile_for(rows.shape[-1], rows)
     if tile is None:
-        return exchange.regrouped
-    return partial(_regrouped, tile=tile)
+        return exchange.regroup_rows
+    return partial(_regroup_by_kernel, tile=tile)
 
 
-def _regrouped(rows: Tensor, places: Tensor, tile: Tile) -> Tensor:
+def _regroup_by_kernel(rows: Tensor, places: Tensor, tile: Tile) -> Tensor:
     width = rows.shape[-1]
     rows, out = matrix(rows, width), rows.new_empty(rows.shape)
     launching.launch(
-        regrouped_kernel,
+        regroup_kernel,
         (blocks(len(rows), tile.rows), blocks(width, tile.across(width))),
         *(rows, places, out, rows.stride(0), len(rows)),
         **tile.options(width, tile.across(width)),

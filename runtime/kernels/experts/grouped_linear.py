@@ -20,7 +20,7 @@ from ...ops import grouped_linear
 from ...ops.grouped_linear import PLAIN, Backend
 from .. import launching
 from ..attention.tiles import PRECISION
-from ..launching import Tiled, blocks, matrix, padded
+from ..launching import Tiled, blocks, matrix, next_power_of_two
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Products:
 
 
 @triton.jit(do_not_specialize=["experts"])
-def grouped_rows_kernel(
+def group_rows_kernel(
     x, weight, ends, out, x_stride, w_expert, w_term, w_column, experts,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, EXPERTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
@@ -88,7 +88,7 @@ def grouped_rows_kernel(
 
 
 @triton.jit
-def grouped_weight_kernel(
+def group_weight_kernel(
     gradient, x, ends, out, gradient_stride, x_stride,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
@@ -139,30 +139,30 @@ class GroupedLinear(Tiled[Products]):
 
 
 def _products(x: Tensor, weight: Tensor, groups: Groups | None, block: Product) -> Tensor:
-    if groups is None or grouped_linear.is_torchs(x, weight):
+    if groups is None or grouped_linear.is_for_grouped_mm(x, weight):
         return PLAIN.products(x, weight, groups)
     depth, width = weight.shape[1:]
     x, out = matrix(x, depth), x.new_empty((len(x), width))
     launching.launch(
-        grouped_rows_kernel,
+        group_rows_kernel,
         (sum(blocks(size, block.rows) for size in groups.sizes) * blocks(width, block.columns),),
         *(x, weight, groups.ends, out, x.stride(0), *weight.stride(), len(weight)),
         WIDTH=width,
         DEPTH=depth,
-        EXPERTS=padded(len(weight)),
+        EXPERTS=next_power_of_two(len(weight)),
         **block.options(),
     )
     return out
 
 
 def _of_weight(gradient: Tensor, x: Tensor, groups: Groups | None, block: Product) -> Tensor:
-    if groups is None or grouped_linear.is_torchs(gradient, x):
+    if groups is None or grouped_linear.is_for_grouped_mm(gradient, x):
         return PLAIN.of_weight(gradient, x, groups)
     height, width = gradient.shape[-1], x.shape[-1]
     gradient, x = matrix(gradient, height), matrix(x, width)
     out = x.new_empty((len(groups.sizes), height, width))
     launching.launch(
-        grouped_weight_kernel,
+        group_weight_kernel,
         (len(out) * blocks(height, block.rows) * blocks(width, block.columns),),
         *(gradient, x, groups.ends, out, gradient.stride(0), x.stride(0)),
         HEIGHT=height,

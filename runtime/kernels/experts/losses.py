@@ -22,7 +22,7 @@ from ...comm.mesh import Axis
 from ...ops import routing
 from ...ops.routing import PLAIN_LOSSES, Losses, Score
 from .. import launching
-from ..launching import Tile, Tiled, blocks, matrix, padded
+from ..launching import Tile, Tiled, blocks, matrix, next_power_of_two
 from .top_k import log_sigmoid, softmax
 
 
@@ -172,7 +172,7 @@ def _sums(logits: Tensor, ids: Tensor, score: Score, seq: int, tile: Tile) -> tu
         *(logits, ids, shares, counts, *logits.stride()[:2], *ids.stride()[:2], length),
         SIGMOID=score == "sigmoid",
         K=ids.shape[-1],
-        **tile.options(experts, padded(experts)),
+        **tile.options(experts, next_power_of_two(experts)),
     )
     return shares.sum(1), counts.sum(1)
 
@@ -186,7 +186,7 @@ def _of_sums(gradient: Tensor, logits: Tensor, score: Score, seq: int, tile: Til
         (batch, blocks(length, tile.rows)),
         *(gradient.contiguous(), logits, into, *logits.stride()[:2], *into.stride()[:2], length),
         SIGMOID=score == "sigmoid",
-        **tile.options(experts, padded(experts)),
+        **tile.options(experts, next_power_of_two(experts)),
     )
     return of_logits
 
@@ -200,7 +200,7 @@ def _by_sequence(x: Tensor, seq: int) -> Tensor:
 def _log_sums(logits: Tensor, tile: Tile) -> Tensor:
     logs = torch.empty(logits.shape[:-1], dtype=torch.float32, device=logits.device)
     x = matrix(logits, experts := logits.shape[-1])
-    options = tile.options(experts, padded(experts))
+    options = tile.options(experts, next_power_of_two(experts))
     launching.launch(
         router_z_forward, (blocks(len(x), tile.rows),), x, logs, x.stride(0), len(x), **options
     )
@@ -214,6 +214,6 @@ def _of_log_sums(by: Tensor, logits: Tensor, logs: Tensor, tile: Tile) -> Tensor
         router_z_backward,
         (blocks(len(x), tile.rows),),
         *(by, x, logs, of_logits, x.stride(0), len(x)),
-        **tile.options(experts, padded(experts)),
+        **tile.options(experts, next_power_of_two(experts)),
     )
     return of_logits

@@ -22,11 +22,11 @@ from ...comm.experts import Order
 from ...ops import routed_rows
 from ...ops.routed_rows import PLAIN, Backend
 from .. import launching
-from ..launching import Tile, Tiled, blocks, matrix, padded
+from ..launching import Tile, Tiled, blocks, matrix, next_power_of_two
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def taken_kernel(
+def dispatch_kernel(
     x, places, rows, x_stride, tokens,
     K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -40,7 +40,7 @@ def taken_kernel(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def summed_kernel(
+def combine_kernel(
     rows, gates, places, out, rows_stride, tokens,
     K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -114,14 +114,16 @@ def _backend(tile: Tile | None) -> Backend:
     if tile is None:
         return PLAIN
     return Backend(
-        partial(_taken, tile=tile), partial(_summed, tile=tile), partial(_spread, tile=tile)
+        partial(_dispatch_rows, tile=tile),
+        partial(_combine_rows, tile=tile),
+        partial(_spread, tile=tile),
     )
 
 
-def _taken(x: Tensor, order: Order, tile: Tile) -> Tensor:
+def _dispatch_rows(x: Tensor, order: Order, tile: Tile) -> Tensor:
     width = x.shape[-1]
     x, rows = matrix(x, width), _for_rows(x, order)
-    _by_tokens(taken_kernel, order, width, tile, x, order.rows, rows, x.stride(0))
+    _by_tokens(dispatch_kernel, order, width, tile, x, order.rows, rows, x.stride(0))
     return rows
 
 
@@ -133,12 +135,12 @@ def _for_rows(like: Tensor, order: Order) -> Tensor:
     return like.new_empty(shape)
 
 
-def _summed(rows: Tensor, gates: Tensor | None, order: Order, tile: Tile) -> Tensor:
+def _combine_rows(rows: Tensor, gates: Tensor | None, order: Order, tile: Tile) -> Tensor:
     width = rows.shape[-1]
     rows, out = matrix(rows, width), rows.new_empty((len(order.rows), width))
     if gates is not None:
         gates = gates.contiguous()
-    _by_tokens(summed_kernel, order, width, tile, rows, gates, order.rows, out, rows.stride(0))
+    _by_tokens(combine_kernel, order, width, tile, rows, gates, order.rows, out, rows.stride(0))
     return out
 
 
@@ -173,8 +175,10 @@ def _spread(
         ),
         warps=tile.warps,
         K=k,
-        KP=padded(k),
+        KP=next_power_of_two(k),
         WIDTH=width,
-        COLUMNS=min(tile.across(width), padded(width), max(16, 4096 // padded(k))),
+        COLUMNS=min(
+            tile.across(width), next_power_of_two(width), max(16, 4096 // next_power_of_two(k))
+        ),
     )
     return of_rows, of_gates

@@ -75,11 +75,11 @@ class SortByExpert(Tiled[Tile]):
     def __call__(self, ids: Tensor, experts_: Experts, padded: int = 0) -> Order:
         """ids int64 [..., k]."""
         tile = self.tile_for(experts_.count, ids, dtypes=(torch.int64,))
-        backend = experts.sorted_choices if tile is None else partial(_sorted, tile=tile)
+        backend = experts.sort_choices if tile is None else partial(_sort_choices, tile=tile)
         return experts.sort_by_expert(ids, experts_, padded, backend)
 
 
-def _sorted(ids: Tensor, slots: Tensor, groups: int, tile: Tile) -> Sorted:
+def _sort_choices(ids: Tensor, slots: Tensor, groups: int, tile: Tile) -> Sorted:
     chunks = blocks(len(ids), tile.rows)
     counts = torch.empty(groups + 1, chunks, dtype=torch.int32, device=ids.device)
     choices, rows = torch.empty_like(ids), torch.empty_like(ids)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...ops import routing
 from ...ops.routing import PLAIN, Backend, Choice, Score
 from .. import launching
-from ..launching import Tile, Tiled, blocks, matrix, padded
+from ..launching import Tile, Tiled, blocks, matrix, next_power_of_two
 
 LEAST = tl.constexpr(-3.4e38)
 """Values below it are chosen already, or cannot be chosen."""
@@ -167,11 +167,13 @@ class TopK(Tiled[Tile]):
         tile = self.tile_for(logits.shape[-1], logits, bias)
         backend = PLAIN
         if tile is not None:
-            backend = Backend(partial(_chosen, tile=tile), partial(_gradient, tile=tile))
+            backend = Backend(partial(_choose_experts, tile=tile), partial(_gradient, tile=tile))
         return routing.top_k(logits, k, score, normalise, scale, bias, groups, from_groups, backend)
 
 
-def _chosen(logits: Tensor, bias: Tensor | None, how: Choice, tile: Tile) -> tuple[Tensor, Tensor]:
+def _choose_experts(
+    logits: Tensor, bias: Tensor | None, how: Choice, tile: Tile
+) -> tuple[Tensor, Tensor]:
     gates = torch.empty(*logits.shape[:-1], how.k, dtype=torch.float32, device=logits.device)
     ids = torch.empty_like(gates, dtype=torch.int64)
     x = matrix(logits, logits.shape[-1])
@@ -181,9 +183,9 @@ def _chosen(logits: Tensor, bias: Tensor | None, how: Choice, tile: Tile) -> tup
         top_k_forward,
         (blocks(len(x), tile.rows),),
         *(x, bias, gates, ids, x.stride(0), len(x), how.scale),
-        KP=padded(how.k),
+        KP=next_power_of_two(how.k),
         GROUPS=how.groups,
-        GP=padded(how.groups),
+        GP=next_power_of_two(how.groups),
         OF=how.from_groups,
         **_constants(x, how, tile),
     )
@@ -205,5 +207,5 @@ def _gradient(
 
 
 def _constants(x: Tensor, how: Choice, tile: Tile) -> dict[str, int]:
-    options = tile.options(x.shape[-1], padded(x.shape[-1]))
+    options = tile.options(x.shape[-1], next_power_of_two(x.shape[-1]))
     return options | {"K": how.k, "SIGMOID": how.score == "sigmoid", "NORMALISE": how.normalise}

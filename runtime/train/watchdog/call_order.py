@@ -63,7 +63,9 @@ class Call:
         return f"{self.op} of `{self.value}` {over}{place}{inside}{microbatch}, {self.line}"
 
 
-def planned(plan: Mapping[str, Any], evaluates: bool, place: int | None) -> Iterator[Call]:
+def get_planned_calls(
+    plan: Mapping[str, Any], evaluates: bool, place: int | None
+) -> Iterator[Call]:
     """The calls of one step, or one evaluation, in order.
 
     `place` is the rank's place along a pipeline's axis, if there is one.
@@ -162,11 +164,11 @@ def _in_order(
             if collective.get("hops"):
                 loops = (*loops, collective["hops"])
             with_loops.append((collective, loops))
-    unrolled = _unrolled(with_loops, layers, ())
+    unrolled = _unroll(with_loops, layers, ())
     return (_call(plan, collective, iterations) for collective, iterations in unrolled)
 
 
-def _unrolled(
+def _unroll(
     with_loops: Iterable[tuple[dict[str, Any], tuple[str, ...]]],
     layers: Mapping[str, range],
     iterations: _Iterations,
@@ -178,7 +180,7 @@ def _unrolled(
     for outer_loop, run in groupby(with_loops, key=lambda pair: pair[1][:1]):
         if not outer_loop:
             for collective, _ in run:
-                for beginning in _begun(collective, iterations):
+                for beginning in _iterations_to_begin(collective, iterations):
                     yield collective, beginning
             continue
         loop = outer_loop[0]
@@ -186,10 +188,12 @@ def _unrolled(
         layers_of_loop = layers.get(loop) or layers[_dim(loop)]
         for index in range(len(layers_of_loop)):
             inner = (*iterations, (loop, index, layers_of_loop))
-            yield from _unrolled(body, layers, inner)
+            yield from _unroll(body, layers, inner)
 
 
-def _begun(collective: Mapping[str, Any], iterations: _Iterations) -> Iterator[_Iterations]:
+def _iterations_to_begin(
+    collective: Mapping[str, Any], iterations: _Iterations
+) -> Iterator[_Iterations]:
     """The iterations whose call begins in these ones: none, these, or later ones of a call that
     begins ahead.
     """
@@ -210,10 +214,10 @@ def _begun(collective: Mapping[str, Any], iterations: _Iterations) -> Iterator[_
     # the first iteration begins the calls of all that have no earlier one to begin them
     first = number + ahead if number else 0
     for iteration in range(first, min(number + ahead + 1, count)):
-        yield (*iterations[:1], *_numbered(inner, iteration))
+        yield (*iterations[:1], *_get_iteration(inner, iteration))
 
 
-def _numbered(iterations: _Iterations, number: int) -> _Iterations:
+def _get_iteration(iterations: _Iterations, number: int) -> _Iterations:
     """Iteration `number` of nested loops."""
     inner_first: list[tuple[str, int, range]] = []
     for loop, _, layers in reversed(iterations):

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ...comm import c10d
 from ...comm.mesh import Axis, Mesh
-from ...errors import counted
-from .call_order import Call, planned
+from ...errors import count_with_noun
+from .call_order import Call, get_planned_calls
 from .verdict import MESSAGES, Position, members
 
 _RUNTIME = __name__.rsplit(".", 3)[0] + "."
@@ -67,17 +67,19 @@ def position(
     """
     frames, groups, calls_of_plan = lost_frames or _frames(), mesh.groups(), counts(mesh)
     now = {name: calls_of_plan[group] + mesh.asides()[group] for name, group in groups.items()}
-    waits, waiting = _waits(mesh, frames)
+    waits, waiting = _find_wait(mesh, frames)
     calls_in_order = order(mesh, evaluates)
-    first_pending = _pending(groups)
+    first_pending = _find_pending_calls(groups)
     pending = {name: first_pending[name] - before.get(groups[name], 0) for name in first_pending}
-    calls, astray = _calls(calls_in_order(), _calls_made(mesh, calls_of_plan, before), pending)
+    calls, astray = _find_calls(calls_in_order(), _calls_made(mesh, calls_of_plan, before), pending)
     waiting = waiting or bool(pending)
     if astray:
-        return Position(rank, host, doing, now, waits, (), waiting, "", _code(frames), astray)
-    if waiting and _module(_own(frames)[0][0]) == f"{_RUNTIME}comm.store":
         return Position(
-            rank, host, doing, now, "", (), True, "a meeting of all ranks", _code(frames)
+            rank, host, doing, now, waits, (), waiting, "", _describe_code(frames), astray
+        )
+    if waiting and _module(_skip_libraries(frames)[0][0]) == f"{_RUNTIME}comm.store":
+        return Position(
+            rank, host, doing, now, "", (), True, "a meeting of all ranks", _describe_code(frames)
         )
     peers: Sequence[int] = ()
     call = _message_call(calls_in_order, frames) or _current_call(calls, waits, pending)
@@ -85,11 +87,13 @@ def position(
         peers = [members(mesh.axes, call.group, rank)[call.peer]]
     compares = any(_module(frame) == _COMPARES for frame, _ in frames)
     if call is not None and waits and not (pending or compares):
-        astray = _other(call, frames)
+        astray = _find_difference(call, frames)
     words = ""
     if call is not None and waiting and not astray:
         words = f"a comparison of copies after {call}" if compares else f"{call}"
-    return Position(rank, host, doing, now, waits, peers, waiting, words, _code(frames), astray)
+    return Position(
+        rank, host, doing, now, waits, peers, waiting, words, _describe_code(frames), astray
+    )
 
 
 def _calls_made(mesh: Mesh, calls_of_plan: Mapping[Any, int], before: Mapping[Any, int]) -> Counts:
@@ -119,7 +123,7 @@ def _message_call(calls_in_order: Callable[[], Iterator[Call]], frames: Frames) 
     return next((call for call in calls_in_order() if is_message(call)), None)
 
 
-def _other(call: Call, frames: Frames) -> str:
+def _find_difference(call: Call, frames: Frames) -> str:
     """How the rank's call differs from the plan's call; "" where it may be the same."""
     names = _caller(frames)
     x, axis = names.get("x"), _axis(names)
@@ -146,8 +150,8 @@ def order(mesh: Mesh, evaluates: bool) -> Callable[[], Iterator[Call]]:
         return lambda: iter(())
     place = mesh.rank(plan["pipeline"]["axis"]) if "pipeline" in plan else None
     if not evaluates:
-        return lambda: planned(plan, False, place)
-    return lambda: chain.from_iterable(planned(plan, True, place) for _ in repeat(None))
+        return lambda: get_planned_calls(plan, False, place)
+    return lambda: chain.from_iterable(get_planned_calls(plan, True, place) for _ in repeat(None))
 
 
 def _plan_of_mesh(mesh: Mesh) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def _plan_of_mesh(mesh: Mesh) -> dict[str, Any]:
     return next(plan for plan in plans if plan["mesh"] == mesh.axes)
 
 
-def _calls(
+def _find_calls(
     order: Iterator[Call], calls_made: Counts, pending: Counts
 ) -> tuple[dict[str, Call], str]:
     """By group, the call that this rank is in, in the plan's order; and how the counts differ from
@@ -187,7 +191,7 @@ def _calls(
         return calls, ""
     differences = list[str]()
     for name in more:
-        number = counted(calls_made[name], "call")
+        number = count_with_noun(calls_made[name], "call")
         differences.append(f"{number} over {name} where the plan has {passed[name]}")
     astray = f"it has made {' and '.join(differences)}"
     if following:
@@ -195,7 +199,7 @@ def _calls(
     return calls, astray
 
 
-def _pending(groups: Mapping[str, Any]) -> dict[str, int]:
+def _find_pending_calls(groups: Mapping[str, Any]) -> dict[str, int]:
     """The number of each group's first call that has begun and is not done.
 
     Empty where torch keeps no record of calls.
@@ -222,7 +226,7 @@ def _frames() -> Frames:
     for ident, frame in cast(Any, sys)._current_frames().items():
         stacks[ident] = [*walk_stack(frame)]
     main = stacks.pop(threading.main_thread().ident or 0, [])
-    if own_frames := _own(main):
+    if own_frames := _skip_libraries(main):
         helper = _HELPERS.get(_module(own_frames[0][0]).removeprefix(_RUNTIME))
         for thread in threading.enumerate():
             if helper and thread.name.startswith(helper):
@@ -239,7 +243,7 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _own(frames: Frames) -> Frames:
+def _skip_libraries(frames: Frames) -> Frames:
     """The frames without torch's and without Python's library."""
     return [(frame, line) for frame, line in frames if not _is_library(frame.f_code.co_filename)]
 
@@ -248,9 +252,9 @@ def _is_library(file: str) -> bool:
     return file.startswith(_TORCH) or (file.startswith(_PYTHON) and "site-packages" not in file)
 
 
-def _waits(mesh: Mesh, frames: Frames) -> tuple[str, bool]:
+def _find_wait(mesh: Mesh, frames: Frames) -> tuple[str, bool]:
     """The group that the innermost call waits in, or "", and whether it waits for others at all."""
-    own_frames = _own(frames)
+    own_frames = _skip_libraries(frames)
     if not own_frames:
         return "", False
     inner, number = own_frames[0]
@@ -268,7 +272,7 @@ def _waits(mesh: Mesh, frames: Frames) -> tuple[str, bool]:
 
 def _caller(frames: Frames) -> Mapping[str, Any]:
     """The variables of the innermost call of the runtime that knows its axis; none without one."""
-    for frame, _ in _own(frames):
+    for frame, _ in _skip_libraries(frames):
         if not _module(frame).startswith(_RUNTIME):
             break
         variables = frame.f_locals
@@ -283,7 +287,7 @@ def _axis(names: Mapping[str, Any]) -> Axis | None:
     candidates = (
         names.get("axis"),
         getattr(holder, "axis", None),
-        getattr(getattr(holder, "held", None), "axis", None),
+        getattr(getattr(holder, "expert_rows", None), "axis", None),
     )
     return next((axis for axis in candidates if isinstance(axis, Axis)), None)
 
@@ -303,11 +307,11 @@ def _message(frames: Frames) -> Callable[[Call], bool] | None:
     return None
 
 
-def _code(frames: Frames) -> str:
+def _describe_code(frames: Frames) -> str:
     """The line of the program and of the plan, and the function that is called there."""
     from ...debug.source_lines import place  # most runs do without
 
-    own_frames, program = _own(frames), Path(sys.argv[0]).name
+    own_frames, program = _skip_libraries(frames), Path(sys.argv[0]).name
     words, is_innermost = list[str](), False
     for position, (frame, line) in enumerate(own_frames):
         if Path(frame.f_code.co_filename).name == program:

@@ -63,13 +63,13 @@ def judge(
     """The verdict.  `hosts` has the hosts of all ranks that have begun."""
     position_of = {position.rank: position for position in positions}
     silent = tuple(rank for rank in range(prod(mesh.values())) if rank not in position_of)
-    for find_culprits in (_failed, _astray, _ended, _elsewhere, _behind):
+    for find_culprits in (_find_failed, _find_astray, _find_silent, _find_elsewhere, _find_behind):
         reasons = dict(find_culprits(mesh, position_of))
         if not reasons:
             continue
         words = list[str]()
         for rank, reason in [*reasons.items()][:_SHOWN]:
-            words.append(f"{_named(rank, hosts)} {reason}")
+            words.append(f"{_describe_rank(rank, hosts)} {reason}")
         if len(reasons) > _SHOWN:
             words.append(f"and {len(reasons) - _SHOWN} more")
         return Verdict(tuple(reasons), "; ".join(words), silent)
@@ -84,14 +84,14 @@ _SHOWN = 8
 _Whys = Iterator[tuple[int, str]]
 
 
-def _failed(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
+def _find_failed(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
     """Ranks that say that they fail."""
     for rank, position in position_of.items():
         if position.failed:
             yield rank, f"failed: {position.failed}"
 
 
-def _ended(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
+def _find_silent(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
     """Ranks that do not answer."""
     reasons = dict[int, str]()
     for position in position_of.values():
@@ -102,7 +102,7 @@ def _ended(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Why
             yield rank, reasons.get(rank, unknown)
 
 
-def _astray(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
+def _find_astray(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
     """Ranks that have made calls in another order than the plan's.
 
     None if all have: then the plan is another program's.
@@ -118,7 +118,7 @@ def _astray(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Wh
             )
 
 
-def _elsewhere(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
+def _find_elsewhere(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
     """Ranks that wait for nobody, where others wait."""
     if not any(position.waiting for position in position_of.values()):
         return
@@ -127,7 +127,7 @@ def _elsewhere(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> 
             yield rank, f"did not come: in {position.doing} it is at {position.code}"
 
 
-def _behind(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
+def _find_behind(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> _Whys:
     """Ranks that others wait for, and that wait for none; if they wait in a circle, its ranks."""
     waits = _waits(mesh, position_of)
     wanted = set[int]()
@@ -159,7 +159,7 @@ def _waits(mesh: Mapping[str, int], position_of: Mapping[int, Position]) -> dict
     return waits
 
 
-def awaited(mesh: Mapping[str, int], one: Position) -> tuple[int, ...]:
+def find_awaited_ranks(mesh: Mapping[str, int], one: Position) -> tuple[int, ...]:
     """The ranks that a rank waits for, as far as it knows by itself: the ranks of its groups."""
     others = {*one.peers}
     for group in one.counts:
@@ -209,13 +209,13 @@ def _axes(group: str) -> list[str]:
     return group.removesuffix(MESSAGES).partition("[")[0].split("*")
 
 
-def _named(rank: int, hosts: Mapping[int, str]) -> str:
+def _describe_rank(rank: int, hosts: Mapping[int, str]) -> str:
     if rank not in hosts:
         return f"rank {rank}"
     return f"rank {rank} on {hosts[rank]}"
 
 
-def named(ranks: Sequence[int]) -> str:
+def describe_ranks(ranks: Sequence[int]) -> str:
     """For instance `rank 3`, or `ranks 0, 1 and 4 more`."""
     words = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_SHOWN]))}"
     if len(ranks) > _SHOWN:
@@ -223,7 +223,7 @@ def named(ranks: Sequence[int]) -> str:
     return words
 
 
-def read(lines: str) -> list[Position]:
+def read_positions(lines: str) -> list[Position]:
     """Positions from their text, a line of JSON for each."""
     positions = list[Position]()
     for line in lines.splitlines():

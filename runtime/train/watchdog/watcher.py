@@ -36,7 +36,7 @@ from ..options import Options
 from ..shutdown import keeps_store, tell_launcher
 from .limits import EARLY_STEPS, Kind, Pace, Patience
 from .position import counts, position
-from .verdict import Position, Verdict, awaited, judge, named, read
+from .verdict import Position, Verdict, describe_ranks, find_awaited_ranks, judge, read_positions
 
 _ANSWER = 10.0  # seconds in which a rank answers an alarm
 _BEGINNING = 0.1  # seconds between looks for the neighbour's process
@@ -127,7 +127,7 @@ class Watchdog:
 
     # ---- of the main thread, which fails
 
-    def failed(self, reason: str) -> str:
+    def report_failure(self, reason: str) -> str:
         """Tells the others that this rank fails, so that all end.
 
         Returns the words about another rank, if that one has failed before, else "".
@@ -139,9 +139,9 @@ class Watchdog:
             return ""
         if first["kind"] == "alarm":
             self._answer(Position(self._rank, self._host, f"{self._mark}", failed=reason))
-        return _told(first)
+        return _describe_cause(first)
 
-    def lost(self, error: BaseException) -> NoReturn:
+    def report_lost(self, error: BaseException) -> NoReturn:
         """Leaves it to the thread to find out why a call to other ranks has failed, and to end all:
         one of them may have ended.
         """
@@ -199,18 +199,18 @@ class Watchdog:
         """Ends this rank, after the first cause; quietly, if the rank that failed tells it."""
         if first["kind"] == "failed":
             time.sleep(_QUIET)
-            self._leave(_told(first), quietly=True)
+            self._leave(_describe_cause(first), quietly=True)
         own_position = self._position()
         self._answer(own_position)
-        verdict = self._judged() if first["rank"] == self._rank else self._awaited()
+        verdict = self._judge_all() if first["rank"] == self._rank else self._await_verdict()
         if self._neighbour.rank in verdict.silent:
             self._neighbour.kill()
         self._leave(
-            f"{_words(self._mesh, own_position, verdict)}\n  {_told(first)};"
-            f" {verdict.text}{self._recorded()}"
+            f"{_words(self._mesh, own_position, verdict)}\n  {_describe_cause(first)};"
+            f" {verdict.text}{self._write_record()}"
         )
 
-    def _recorded(self) -> str:
+    def _write_record(self) -> str:
         """Writes torch's record of this rank's last calls, and says where; "" where there is
         none.
         """
@@ -250,7 +250,7 @@ class Watchdog:
         self._store.append(_POSITIONS, json.dumps(asdict(own_position)) + "\n")
         self._store.add(_ANSWERS, 1 + len(own_position.silent))
 
-    def _judged(self) -> Verdict:
+    def _judge_all(self) -> Verdict:
         """Judges by the positions of the ranks that answer in time, and tells the verdict to the
         others.
         """
@@ -261,11 +261,13 @@ class Watchdog:
         for line in self._store.get(_RANKS).decode().splitlines():
             rank, host = line.split()
             hosts[int(rank)] = host
-        verdict = judge(self._mesh.axes, read(self._store.get(_POSITIONS).decode()), hosts)
+        verdict = judge(
+            self._mesh.axes, read_positions(self._store.get(_POSITIONS).decode()), hosts
+        )
         self._store.set(_VERDICT, json.dumps(asdict(verdict)))
         return verdict
 
-    def _awaited(self) -> Verdict:
+    def _await_verdict(self) -> Verdict:
         """Waits for the verdict of the rank that has raised the alarm."""
         try:
             self._store.wait([_VERDICT], timedelta(seconds=2 * (_ANSWER + 2 * self._interval)))
@@ -290,7 +292,7 @@ def _first_sentence(error: BaseException) -> str:
     return " ".join(str(error).split()).partition(". This is ")[0][:200]
 
 
-def _told(first: Mapping[str, Any]) -> str:
+def _describe_cause(first: Mapping[str, Any]) -> str:
     """The first cause, with its rank and host."""
     reason = first["reason"]
     if first["rank"] < 0:
@@ -306,9 +308,9 @@ def _words(mesh: Mesh, own_position: Position, verdict: Verdict) -> str:
     head = f"rank {own_position.rank} on {own_position.host}, {own_position.doing}"
     if not own_position.waiting:
         return f"{head}: at {own_position.code}"
-    others = awaited(mesh.axes, own_position)
+    others = find_awaited_ranks(mesh.axes, own_position)
     missing = [rank for rank in others if rank in verdict.missing]
-    whom = f" for {named(missing or others)}" if others else ""
+    whom = f" for {describe_ranks(missing or others)}" if others else ""
     call = own_position.call or "a call"
     return f"{head}: waits{whom} in {call}; {own_position.code}"
 

@@ -81,5 +81,5 @@ class _Stages:
 
     def adds(self, action: Action) -> set[str]:
         """The parameters to whose gradients it adds."""
-        made = self._parts[action.stage][action.work].made
+        made = self._parts[action.stage][action.work].bound_names
         return {self._names.gradients[name] for name in made if name in self._names.gradients}

@@ -114,7 +114,7 @@ def _other_axes(program: Program, op: Op) -> Mistakes:
     fewer = [[axis for axis in own if axis != less] for less in own] if len(own) > 1 else []
     type = program.types[op.inputs[0]]
     # copies have one maximum
-    apart = [axis for axis in others if _kinds(op)[0] is not M or type.at(axis).kind is S]
+    apart = [axis for axis in others if _kinds(op)[0] is not M or type.placement_on(axis).kind is S]
     more = [[axis for axis in every if axis in own or axis == extra] for extra in apart]
     for axes in (*fewer, *([axis] for axis in others), *more):
         yield f"done over {' x '.join(axes)} instead", [with_attrs(op, axes=tuple(axes))]

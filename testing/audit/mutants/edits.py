@@ -109,7 +109,7 @@ def before(op: Op, index: int, type: Type, kind: str, /, **attrs: Attr) -> tuple
 def with_stack(region: Region, index: int, kind: str) -> tuple[Op, Region]:
     """A fault that changes the stack that the region's argument `index` slices; and the region."""
     arg = region.args[index]
-    own = aside(Value(arg.source, arg.value.type.stacked(region.dim)))
+    own = aside(Value(arg.source, arg.value.type.stack_along(region.dim)))
     args = (*region.args[:index], evolve(arg, source=own.name), *region.args[index + 1 :])
     return Op(kind, (arg.source,), (own,), span=region.span), evolve(region, args=args)
 

@@ -70,7 +70,7 @@ def _repeated(c: Call) -> list[Tensor]:
 
 def _last(c: Call) -> list[Tensor]:
     """The last of values that are stacked."""
-    return [c.args[0].at(-1)]
+    return [c.args[0].get_slice(-1)]
 
 
 def _flipped(c: Call) -> list[Tensor]:
@@ -106,9 +106,9 @@ def _chosen(c: Call) -> list[Tensor]:
 def _unseen(c: Call) -> list[Tensor]:
     """A gather's result in which each rank has its own part only; the rest is stale."""
     axes, (source, target) = c.op.names("axes"), ends(c.op)
-    whole = c.world.coerced(c.args[0], axes, source, target, c.numbers)
+    whole = c.world.coerce(c.args[0], axes, source, target, c.numbers)
     own = Tensor(c.args[0].dims, np.ones_like(c.args[0].array))
-    return [stale(whole, c.world.coerced(own, axes, source, PARTIAL, c.numbers))]
+    return [stale(whole, c.world.coerce(own, axes, source, PARTIAL, c.numbers))]
 
 
 def _counted_all(c: Call) -> list[Tensor]:
@@ -118,7 +118,7 @@ def _counted_all(c: Call) -> list[Tensor]:
 
 
 def _counted_first(c: Call) -> list[Tensor]:
-    return MEANINGS["count_valid"].value(evolve(c, args=[c.args[0].at(0)]))
+    return MEANINGS["count_valid"].value(evolve(c, args=[c.args[0].get_slice(0)]))
 
 
 @frozen(slots=False)
@@ -143,7 +143,7 @@ def _in_rank_order(c: Call) -> list[Tensor]:
     """The op, on ranks that hold one part each where they hold two chunks."""
     world, kind = evolve(c.world, zigzags=frozenset[tuple[str, str]]()), str(c.op.get("op"))
     if kind == "coerce":
-        return [world.coerced(c.args[0], c.op.names("axes"), *ends(c.op), c.numbers)]
+        return [world.coerce(c.args[0], c.op.names("axes"), *ends(c.op), c.numbers)]
     return MEANINGS[kind].value(evolve(c, world=world, op=evolve(c.op, kind=kind)))
 
 

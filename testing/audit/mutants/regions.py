@@ -42,7 +42,7 @@ def _last_microbatch(program: Program) -> Found:
     for region in _of_several(program, "microbatches"):
         for i, end in enumerate(region.yields):
             value = region.results[i]
-            stack = aside(evolve(value, type=value.type.stacked(region.dim)))
+            stack = aside(evolve(value, type=value.type.stack_along(region.dim)))
             kept = _with_end(region, i, Leave.STACK, stack)
             last = Op("last", (stack.name,), (value,), span=region.span)
             yield (

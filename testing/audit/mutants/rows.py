@@ -132,7 +132,7 @@ def _lost(schedule: Schedule) -> Found:
     """At its source, at its target, or at both."""
     for rank, at, action, target in _sending(schedule):
         sent = _with(schedule, rank, _without(schedule.rows[rank], at))
-        received = _without(schedule.rows[target.rank], target.at)
+        received = _without(schedule.rows[target.rank], target.place)
         yield f"`{action}` not sent", sent
         yield f"`{action}` not received", _with(schedule, target.rank, received)
         yield f"`{action}` neither sent nor received", _with(sent, target.rank, received)
@@ -141,7 +141,7 @@ def _lost(schedule: Schedule) -> Found:
 def _doubled(schedule: Schedule) -> Found:
     for rank, at, action, target in _sending(schedule):
         sent = _with(schedule, rank, _twice(schedule.rows[rank], at))
-        received = _twice(schedule.rows[target.rank], target.at)
+        received = _twice(schedule.rows[target.rank], target.place)
         yield f"`{action}` sent twice", sent
         yield f"`{action}` sent and received twice", _with(sent, target.rank, received)
 

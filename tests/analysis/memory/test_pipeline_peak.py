@@ -71,7 +71,7 @@ def test_the_account_is_what_ranks_hold(name: str, tmp_path: Path) -> None:
     for number, rank in enumerate(measured):
         it = of_ranks[number // inside]
         assert (rank.state, rank.tables, rank.inputs) == (it.state, it.tables, it.inputs)
-        assert rank.kept == {stage: of_stages[stage].held for stage in rank.kept}
+        assert rank.kept == {stage: of_stages[stage].microbatch_bytes for stage in rank.kept}
 
 
 SHAPES = {

@@ -19,9 +19,15 @@ from helpers.timed_plans import (
     VOCAB,
     compiled,
 )
-from scalec.compiler.analysis.hardware import Attention, Collective, Hardware, Measured, named
+from scalec.compiler.analysis.hardware import (
+    Attention,
+    Collective,
+    Hardware,
+    Measured,
+    find_shipped_gpu,
+)
 from scalec.compiler.analysis.time.op_rows import OpRow, op_rows
-from scalec.compiler.analysis.time.seconds import of_message, of_work
+from scalec.compiler.analysis.time.seconds import get_message_seconds, get_work_seconds
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
 from scalec.compiler.ops import Message
@@ -117,7 +123,7 @@ def test_messages_take_what_was_measured_of_two_ranks(ranks_per_node: int, secon
     sends = (Collective("send", 2, 1, 4096, 1e-3), Collective("send", 2, 2, 4096, 5e-3))
     on = evolve(HARDWARE, ranks_per_node=ranks_per_node, measured=Measured(collectives=sends))
     hops = Message("rotate", "keys", ("cp",), "bf16", (2048,), hops=3)
-    assert of_message(PROGRAMS["ring"], hops, on, 2048) == pytest.approx(3 * seconds)
+    assert get_message_seconds(PROGRAMS["ring"], hops, on, 2048) == pytest.approx(3 * seconds)
 
 
 # ---- attention by the kernel that serves it
@@ -126,7 +132,7 @@ def test_messages_take_what_was_measured_of_two_ranks(ranks_per_node: int, secon
 def attention_seconds(on: Hardware, dtype: str = "bf16", *, torch_picks: bool) -> float:
     """Seconds of 32 heads of width 128 over 8,192 positions, all pairs of a causal mask."""
     scores = Scores(32, 8192, 8192 * 8193 // 2, 128, 128, torch_picks=torch_picks)
-    return of_work("attention", Work(dtype, scores=scores), on)["attention"]
+    return get_work_seconds("attention", Work(dtype, scores=scores), on)["attention"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +142,7 @@ def test_attention_has_the_rate_of_the_kernel_that_serves_it(gpu: str, picked: f
     """Of cuDNN on an H100, where torch picks the kernel; of FlashAttention-2 elsewhere, and on
     an A100.
     """
-    on = named(gpu)
+    on = find_shipped_gpu(gpu)
     assert on
     operations = 4 * 32 * (8192 * 8193 // 2) * 128
     flash = {"a100_80gb": 198e12}.get(gpu, 333e12)
@@ -145,7 +151,7 @@ def test_attention_has_the_rate_of_the_kernel_that_serves_it(gpu: str, picked: f
 
 
 def test_what_was_measured_is_before_what_is_published() -> None:
-    on = named("h100_sxm")
+    on = find_shipped_gpu("h100_sxm")
     assert on
     own = Attention("attention", 128, 8192, 400e12, 300e12)
     on = evolve(on, measured=evolve(on.measured, attention=(*on.measured.attention, own)))
@@ -156,7 +162,7 @@ def test_what_was_measured_is_before_what_is_published() -> None:
 
 def test_published_rates_are_of_two_bytes() -> None:
     """A GPU computes float32 slower by its own peak."""
-    on = named("h100_sxm")
+    on = find_shipped_gpu("h100_sxm")
     assert on
     assert attention_seconds(on, "f32", torch_picks=True) > 2 * attention_seconds(
         on, torch_picks=True

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from scalec.compiler.analysis.hardware import named
+from scalec.compiler.analysis.hardware import find_shipped_gpu
 from scalec.compiler.analysis.time.collectives import Group, get_collective_seconds
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.passes import compile_plan
@@ -100,7 +100,7 @@ train {{
 
 def seconds_of_8b(ranks: int) -> float:
     text = PLAN.format(nodes=ranks // 8, ranks=ranks).replace("PLANS", str(PLANS))
-    hardware = named("h100_sxm")
+    hardware = find_shipped_gpu("h100_sxm")
     assert hardware
     program = compile_plan(Source("plan.scale", text))
     return step_time(program, evolve(hardware, ranks_per_node=8)).seconds

@@ -27,7 +27,7 @@ from scalec.compiler.analysis.time.report import report
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.reports.profile import fitted
+from scalec.compiler.reports.profile import explain_fit
 from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[3] / "plans"
@@ -84,7 +84,7 @@ def test_figures_that_steps_were_planted_with_are_found(
     program, on = _compiled(plan)
     other = on
     for figure in FIGURES:
-        other = slower(other, figure, planted.get(figure.of, 1.0))
+        other = slower(other, figure, planted.get(figure.name, 1.0))
     found = fit(program, on, _as_profile(step_time(program, other)))
     assert found.changes == pytest.approx(dict(planted), rel=0.03)
 
@@ -173,7 +173,7 @@ def test_of_measured_seconds_a_person_is_told_the_times() -> None:
     on = evolve(on, measured=Measured(products=(Product("bf16", 8, 8, 8, 1, 1e-5),)))
     profile = _as_profile(step_time(program, on))
     lines = tuple(beside(profile, step_time(program, on)))
-    text = fitted(profile, lines, report(program, on), Fit(on, {"products": 1.5}, lines))
+    text = explain_fit(profile, lines, report(program, on), Fit(on, {"products": 1.5}, lines))
     (row,) = [line for line in text.splitlines() if line.startswith("products ")]
     assert re.split("  +", row) == [
         "products",

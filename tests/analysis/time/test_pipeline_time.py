@@ -16,7 +16,7 @@ from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
 from scalec.compiler.schedules.actions import Schedule
-from scalec.compiler.schedules.dependencies import made_by, needs
+from scalec.compiler.schedules.dependencies import get_inputs, get_result
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate
 
@@ -34,7 +34,7 @@ def pipeline(
 def longest_paths(schedule: Schedule, times: Times) -> dict[str, float]:
     """When each action ends: what it waits for is done, relaxed until nothing changes."""
     rows = [[it for it in row if not it.work.is_message] for row in schedule.rows]
-    makers = {made_by(it): it for row in rows for it in row if made_by(it)}
+    makers = {get_result(it): it for row in rows for it in row if get_result(it)}
     ends = {str(it): 0.0 for row in rows for it in row}
 
     def waits(rank: int, at: int) -> Iterator[float]:
@@ -42,7 +42,7 @@ def longest_paths(schedule: Schedule, times: Times) -> dict[str, float]:
         yield times.ready[action.stage]
         if at:
             yield ends[str(rows[rank][at - 1])]
-        for value in needs(action, schedule.stages):
+        for value in get_inputs(action, schedule.stages):
             cut = min(value.stage, action.stage)
             far = schedule.stage_to_rank[value.stage] != rank
             yield ends[str(makers[value])] + (times.cuts[cut] if far else 0.0)
@@ -52,7 +52,7 @@ def longest_paths(schedule: Schedule, times: Times) -> dict[str, float]:
         before = dict(ends)
         for rank, row in enumerate(rows):
             for at, action in enumerate(row):
-                ends[str(action)] = max(waits(rank, at)) + times.of(action)
+                ends[str(action)] = max(waits(rank, at)) + times.get_time(action)
     return ends
 
 

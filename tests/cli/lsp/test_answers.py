@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from helpers.edited_text import replaced
 from scalec.compiler.cli.lsp import navigate
 from scalec.compiler.cli.lsp.complete import call_at
-from scalec.compiler.cli.lsp.diagnose import actions, told
-from scalec.compiler.cli.lsp.document import Document, Overtaken, compiled, typed
+from scalec.compiler.cli.lsp.diagnose import actions, get_shown_diagnostics
+from scalec.compiler.cli.lsp.document import Document, Overtaken, compile_document, parse_document
 from scalec.compiler.cli.lsp.hints import colours, hints
 from scalec.compiler.cli.lsp.hover import hover
 from scalec.compiler.cli.lsp.mentions import Kind
-from scalec.compiler.cli.lsp.moved import Moved, offset
+from scalec.compiler.cli.lsp.moved import TextChange, offset
 from scalec.compiler.cli.lsp.outline import Part, outline
 from scalec.compiler.cli.lsp.wire import UNITS, Wire
 from scalec.compiler.cli.lsp.words import MEANINGS
@@ -35,12 +35,12 @@ FULL = ROOT / "plans" / "llama3_405b.scale"
 
 @pytest.fixture(scope="module")
 def mlp() -> Document:
-    return compiled(typed(None, load(PLAN)))
+    return compile_document(parse_document(None, load(PLAN)))
 
 
 @pytest.fixture(scope="module")
 def full() -> Document:
-    return compiled(typed(None, load(FULL)))
+    return compile_document(parse_document(None, load(FULL)))
 
 
 def at(document: Document, words: str, within: int = 0) -> tuple[int, int]:
@@ -53,17 +53,19 @@ def at(document: Document, words: str, within: int = 0) -> tuple[int, int]:
 def edited(document: Document, old: str, new: str) -> Document:
     """The document after a key stroke or several."""
     assert old in document.source.text
-    return typed(document, Source(document.source.path, document.source.text.replace(old, new, 1)))
+    return parse_document(
+        document, Source(document.source.path, document.source.text.replace(old, new, 1))
+    )
 
 
 def test_hovers_of_each_name_of_a_model(full: Document, golden: Golden) -> None:
     """The model that the plan of 16,384 ranks uses, as that plan shards it."""
-    model = full.of_file(load(ROOT / "plans" / "models" / "llama.scale"))
+    model = full.get_view_from_file(load(ROOT / "plans" / "models" / "llama.scale"))
     assert model
     assert model.syntax
     own = [it for it in model.syntax.mentions if it.span.path == model.source.path]
     shown = {
-        f"{it.span.line}: {it.kind.said} {it.name}": hover(model, it.span.line, it.span.column)
+        f"{it.span.line}: {it.kind.words} {it.name}": hover(model, it.span.line, it.span.column)
         for it in own
     }
     first = {each.text: title for title, each in reversed(shown.items()) if each}
@@ -85,14 +87,14 @@ def test_the_seconds_of_an_axis_are_those_of_the_step(full: Document) -> None:
 
 
 def test_hints_of_a_model(full: Document, golden: Golden) -> None:
-    model = full.of_file(load(ROOT / "plans" / "models" / "llama.scale"))
+    model = full.get_view_from_file(load(ROOT / "plans" / "models" / "llama.scale"))
     assert model
     golden("lsp/hints.txt", "".join(f"{line}: {text}\n" for line, text in hints(model, 1, 99)))
 
 
 def test_a_syntax_error_leaves_the_last_good_state(mlp: Document) -> None:
     broken = edited(mlp, "loss = cross", "loss = = cross")
-    (mistake,) = told(broken)
+    (mistake,) = get_shown_diagnostics(broken)
     assert (mistake.of.code, mistake.span.line) == ("E0104", at(broken, "loss = =")[0])
     for words in ("x = embedding", "head[", "dp = 2"):
         before, now = hover(mlp, *at(mlp, words)), hover(broken, *at(broken, words))
@@ -107,19 +109,19 @@ def test_all_mistakes_are_told_at_once(mlp: Document) -> None:
     known that can be.
     """
     broken = edited(edited(mlp, "loss = cross", "loss = = cross"), "tp = 2", "tp = 3")
-    assert {"E0104", "E0510"} <= {each.of.code for each in told(broken)}
-    first = typed(None, broken.source)
+    assert {"E0104", "E0510"} <= {each.of.code for each in get_shown_diagnostics(broken)}
+    first = parse_document(None, broken.source)
     shown = hover(first, *at(first, "hidden = 64"))
     assert shown is None, "no facts yet"
     assert navigate.definition(first, *at(first, "wte[vocab", 4))
     mention = first.mention(*at(first, "ffn over"))
     assert mention
     with pytest.raises(PlanError, match="syntax error"):
-        navigate.renamed([first], mention, "inner")
+        navigate.find_rename_spans([first], mention, "inner")
 
 
 def test_places_move_with_what_is_typed_before_them(mlp: Document) -> None:
-    longer = compiled(edited(mlp, "model mlp", "# a comment\n# another\nmodel mlp"))
+    longer = compile_document(edited(mlp, "model mlp", "# a comment\n# another\nmodel mlp"))
     assert [line for line, _ in hints(longer, 1, 99)] == [line + 2 for line, _ in hints(mlp, 1, 99)]
     stale = edited(mlp, "model mlp", "# a comment\n# another\nmodel mlp")
     assert [*hints(stale, 1, 99)] == [*hints(longer, 1, 99)], (
@@ -129,25 +131,25 @@ def test_places_move_with_what_is_typed_before_them(mlp: Document) -> None:
 
 def test_mistakes_of_sharding_are_told_at_once(mlp: Document) -> None:
     uneven = edited(mlp, "ffn = 256", "ffn = 255")
-    assert [each.of.code for each in told(uneven)] == ["E0510"]
+    assert [each.of.code for each in get_shown_diagnostics(uneven)] == ["E0510"]
 
 
 def test_mistakes_of_passes_stay_until_the_step_is_compiled_anew(mlp: Document) -> None:
-    idle = compiled(edited(mlp, "batch over dp", "batch over dp  seq over dp"))
-    (mistake,) = told(idle)
+    idle = compile_document(edited(mlp, "batch over dp", "batch over dp  seq over dp"))
+    (mistake,) = get_shown_diagnostics(idle)
     assert mistake.of.code == "E0508"
-    (moved,) = told(edited(idle, "mesh ", "# a comment\nmesh "))
+    (moved,) = get_shown_diagnostics(edited(idle, "mesh ", "# a comment\nmesh "))
     assert moved.span.line == mistake.span.line + 1
-    assert told(compiled(edited(idle, "  seq over dp", ""))) == []
+    assert get_shown_diagnostics(compile_document(edited(idle, "  seq over dp", ""))) == []
 
 
 def test_warnings_stay_until_the_step_is_compiled_anew(full: Document) -> None:
-    (warning,) = told(full)
+    (warning,) = get_shown_diagnostics(full)
     longer = edited(full, "cluster {", "# a comment\ncluster {")
-    (moved,) = told(longer)
+    (moved,) = get_shown_diagnostics(longer)
     assert (moved.text, moved.span.line) == (warning.text, warning.span.line + 1)
     edited_away = edited(full, warning.span.words, "nodes = 1")
-    assert [each.of.code for each in told(edited_away)] != ["W0901"]
+    assert [each.of.code for each in get_shown_diagnostics(edited_away)] != ["W0901"]
 
 
 def said(document: Document) -> list[object]:
@@ -156,7 +158,8 @@ def said(document: Document) -> list[object]:
     own = [it for it in names if it.span.path == document.source.path]
     hovers = [hover(document, it.span.line, it.span.column) for it in own]
     mistakes = [
-        (it.of.code, it.span, it.text, [note.span for note in it.notes]) for it in told(document)
+        (it.of.code, it.span, it.text, [note.span for note in it.notes])
+        for it in get_shown_diagnostics(document)
     ]
     return [*hovers, *mistakes, *hints(document, 1, 99)]
 
@@ -182,8 +185,8 @@ def test_facts_that_an_edit_leaves_true_stay(full: Document, old: str, new: str)
     shows.
     """
     now = edited(full, old, new)
-    after = compiled(now, lambda: pytest.fail("a pass has run"))
-    assert said(after) == said(compiled(typed(None, now.source)))
+    after = compile_document(now, lambda: pytest.fail("a pass has run"))
+    assert said(after) == said(compile_document(parse_document(None, now.source)))
     assert after.facts
     assert after.model
     assert after.facts.program.train.seed == after.model.train.seed
@@ -193,27 +196,29 @@ def test_facts_that_an_edit_leaves_true_stay(full: Document, old: str, new: str)
 @pytest.mark.parametrize(("old", "new"), CHANGED.values(), ids=CHANGED)
 def test_facts_that_an_edit_changes_are_made_anew(full: Document, old: str, new: str) -> None:
     now = edited(full, old, new)
-    after = compiled(now)
+    after = compile_document(now)
     assert after.facts
     assert after.facts.source == now.source
-    assert said(after) == said(compiled(typed(None, now.source)))
+    assert said(after) == said(compile_document(parse_document(None, now.source)))
 
 
 def test_a_name_between_two_edits_keeps_its_facts(full: Document) -> None:
     """Places are known up to the first and from the last edit on: between them all is compiled
     anew.
     """
-    first = compiled(edited(full, "# ", "# also: "))
+    first = compile_document(edited(full, "# ", "# also: "))
     second = edited(first, "seed = 0", "seed = 1")
-    after = compiled(second)
-    assert said(after) == said(compiled(typed(None, second.source)))
+    after = compile_document(second)
+    assert said(after) == said(compile_document(parse_document(None, second.source)))
 
 
 def test_warnings_come_back_with_a_text_that_was_a_plan(full: Document) -> None:
     """A mistake that a pass found takes their place meanwhile."""
-    wrong = compiled(edited(full, "over dp\n", "over dp\n  seq over dp\n"))
-    assert [each.of.code for each in told(wrong)] != [each.of.code for each in told(full)]
-    again = compiled(typed(wrong, full.source))
+    wrong = compile_document(edited(full, "over dp\n", "over dp\n  seq over dp\n"))
+    assert [each.of.code for each in get_shown_diagnostics(wrong)] != [
+        each.of.code for each in get_shown_diagnostics(full)
+    ]
+    again = compile_document(parse_document(wrong, full.source))
     assert said(again) == said(full)
 
 
@@ -225,10 +230,17 @@ def test_no_fact_depends_on_what_only_the_run_reads(name: str) -> None:
     other = re.sub(r"\bseed = \d+", "seed = 99", other)
     assert other != text
     path = str(ROOT / "plans" / f"{name}.scale")
-    one, two = (compiled(typed(None, Source(path, each))).facts for each in (text, other))
+    one, two = (
+        compile_document(parse_document(None, Source(path, each))).facts for each in (text, other)
+    )
     assert one
     assert two
-    assert (one.sent, one.memory, one.rows, one.step) == (two.sent, two.memory, two.rows, two.step)
+    assert (one.collectives_by_rank, one.memory, one.rows, one.step) == (
+        two.collectives_by_rank,
+        two.memory,
+        two.rows,
+        two.step,
+    )
     assert evolve(one.program, train=two.program.train) == two.program
 
 
@@ -254,8 +266,8 @@ def test_definitions(mlp: Document, full: Document) -> None:
 def test_a_renamed_dim_makes_the_same_plan(mlp: Document) -> None:
     mention = mlp.mention(*at(mlp, "ffn over tp"))
     assert mention
-    spans = navigate.renamed([mlp], mention, "inner")
-    again = typed(None, Source(mlp.source.path, replaced(mlp.source.text, spans, "inner")))
+    spans = navigate.find_rename_spans([mlp], mention, "inner")
+    again = parse_document(None, Source(mlp.source.path, replaced(mlp.source.text, spans, "inner")))
     assert again.mistakes == ()
     assert again.source.text == mlp.source.text.replace("ffn", "inner")
 
@@ -271,18 +283,18 @@ def test_a_dim_is_renamed_in_all_files_of_a_plan(mlp: Document, tmp_path: Path) 
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     path = str(tmp_path / "plan.scale")
-    broken = typed(None, Source(path, texts["plan.scale"].replace("= 128", "= = 128")))
-    assert [each.of.code for each in told(broken)] == ["E0104"]
-    plan = typed(broken, Source(path, texts["plan.scale"]))
+    broken = parse_document(None, Source(path, texts["plan.scale"].replace("= 128", "= = 128")))
+    assert [each.of.code for each in get_shown_diagnostics(broken)] == ["E0104"]
+    plan = parse_document(broken, Source(path, texts["plan.scale"]))
     mention = plan.mention(*at(plan, "ffn"))
     assert mention
-    spans = navigate.renamed([plan], mention, "inner")
+    spans = navigate.find_rename_spans([plan], mention, "inner")
     for name, text in texts.items():
         own = [span for span in spans if Path(span.path).name == name]
         assert len(own) == len(re.findall(r"\bffn\b", re.sub("#.*", "", text)))
         (tmp_path / name).write_text(replaced(text, own, "inner"))
-    now = compiled(typed(None, load(tmp_path / "plan.scale")))
-    assert told(now) == []
+    now = compile_document(parse_document(None, load(tmp_path / "plan.scale")))
+    assert get_shown_diagnostics(now) == []
     assert now.facts
     assert now.facts.program.dim("inner").size == 128
 
@@ -300,7 +312,7 @@ def test_names_that_cannot_be_replaced(mlp: Document, words: str, name: str, why
     mention = mlp.mention(*at(mlp, words))
     assert mention
     with pytest.raises(PlanError, match=why):
-        navigate.renamed([mlp], mention, name)
+        navigate.find_rename_spans([mlp], mention, name)
 
 
 def test_edits_mend_what_is_wrong(mlp: Document) -> None:
@@ -316,22 +328,28 @@ def test_edits_mend_what_is_wrong(mlp: Document) -> None:
 
 def test_a_mistake_of_a_used_file_is_told_where_that_is_named(full: Document) -> None:
     broken = edited(full, "heads = 128", "heads = 3")
-    mistake = next(each for each in told(broken) if Path(each.of.span.path).name == "llama.scale")
+    mistake = next(
+        each
+        for each in get_shown_diagnostics(broken)
+        if Path(each.of.span.path).name == "llama.scale"
+    )
     assert (mistake.span.path, mistake.span.line) == (broken.source.path, at(broken, "use ")[0])
 
 
 def test_a_model_by_itself_has_no_mistake_but_its_own() -> None:
     for path in sorted((ROOT / "plans" / "models").glob("*.scale")):
-        assert told(compiled(typed(None, load(path)))) == [], path
+        assert get_shown_diagnostics(compile_document(parse_document(None, load(path)))) == [], path
     model = load(ROOT / "plans" / "models" / "llama.scale")
-    (mistake,) = told(
-        typed(None, Source(model.path, model.text.replace("rmsnorm(x, norm[", "rmsnorms(x, norm[")))
+    (mistake,) = get_shown_diagnostics(
+        parse_document(
+            None, Source(model.path, model.text.replace("rmsnorm(x, norm[", "rmsnorms(x, norm["))
+        )
     )
     assert mistake.of.code == "E0605"
 
 
 def test_a_model_by_itself_says_its_dims() -> None:
-    model = compiled(typed(None, load(ROOT / "plans" / "models" / "llama.scale")))
+    model = compile_document(parse_document(None, load(ROOT / "plans" / "models" / "llama.scale")))
     for words, text in (
         ("q = rope", "q: [batch, seq, heads, head_dim]"),
         ("wq[hidden", "wq: [layers, heads, head_dim, hidden]"),
@@ -352,7 +370,7 @@ def test_words_of_the_language_have_their_meaning(mlp: Document) -> None:
 
 
 def test_parameters_of_branches_have_their_dims() -> None:
-    model = typed(None, load(ROOT / "plans" / "models" / "deepseek_v3.scale"))
+    model = parse_document(None, load(ROOT / "plans" / "models" / "deepseek_v3.scale"))
     assert model.syntax
     params = [it for it in model.syntax.mentions if it.kind is Kind.PARAM]
     assert len(params) > 9
@@ -367,7 +385,7 @@ def test_colours_cover_each_name_once(mlp: Document) -> None:
 
 def shown(parts: Iterable[Part], depth: int = 0) -> Iterator[str]:
     for part in parts:
-        yield f"{'  ' * depth}{part.span.line}–{part.span.end_line} {part.kind.said} {part.name}\n"
+        yield f"{'  ' * depth}{part.span.line}–{part.span.end_line} {part.kind.words} {part.name}\n"
         yield from shown(part.parts, depth + 1)
 
 
@@ -397,7 +415,7 @@ def test_parts_lie_in_each_other_and_begin_with_their_names(path: Path) -> None:
             )
             check(part.parts, (part.span.line, part.span.end_line))
 
-    check(outline(typed(None, load(path))), (1, 9_999))
+    check(outline(parse_document(None, load(path))), (1, 9_999))
 
 
 @given(
@@ -421,14 +439,14 @@ def test_places_on_the_wire(text: str, at: st.DataObject, encoding: str) -> None
 
 def test_what_is_overtaken_is_given_up(mlp: Document) -> None:
     with pytest.raises(Overtaken):
-        compiled(edited(mlp, "dp = 2", "dp = 4"), lambda: True)
+        compile_document(edited(mlp, "dp = 2", "dp = 4"), lambda: True)
 
 
 def test_the_lines_of_a_program(mlp: Document) -> None:
     assert mlp.facts
     mention = mlp.mention(*at(mlp, "x = x + silu"))
     assert mention
-    text, lines = navigate.emitted(mlp.facts, mention.span)
+    text, lines = navigate.find_emitted_lines(mlp.facts, mention.span)
     assert any("self.w_in" in text.split("\n")[line - 1] for line in lines)
 
 
@@ -438,12 +456,17 @@ def test_the_lines_of_a_program(mlp: Document) -> None:
 def ask_all(document: Document) -> None:
     """Each question about each name."""
     for it in document.syntax.mentions if document.syntax else ():
-        if it.span.path == document.source.path and (span := document.here(it.span)):
+        if it.span.path == document.source.path and (span := document.to_current_span(it.span)):
             hover(document, span.line, span.column)
             navigate.definition(document, span.line, span.column)
             call_at(document, span.line, span.column)
     assert all(
-        [*colours(document), *hints(document, 1, 999), *actions(document, 1, 999), *told(document)]
+        [
+            *colours(document),
+            *hints(document, 1, 999),
+            *actions(document, 1, 999),
+            *get_shown_diagnostics(document),
+        ]
     )
     assert all(shown(outline(document)))
 
@@ -451,12 +474,12 @@ def ask_all(document: Document) -> None:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("path", sorted(ROOT.glob("plans/*.scale")), ids=lambda path: path.stem)
 def test_every_plan_and_its_model_can_be_asked_about(path: Path) -> None:
-    plan = compiled(typed(None, load(path)))
-    assert plan.facts, told(plan)
+    plan = compile_document(parse_document(None, load(path)))
+    assert plan.facts, get_shown_diagnostics(plan)
     ask_all(plan)
     assert plan.syntax
     for used in plan.syntax.plans[1:]:
-        model = plan.of_file(Source(used.span.path, used.span.text))
+        model = plan.get_view_from_file(Source(used.span.path, used.span.text))
         assert model
         computes = (
             any(isinstance(item, Model) for item in used.items) and len(plan.facts.program.axes) > 1
@@ -468,23 +491,25 @@ def test_every_plan_and_its_model_can_be_asked_about(path: Path) -> None:
 def test_a_plan_that_is_typed_letter_by_letter(mlp: Document) -> None:
     document = None
     for end in range(0, len(mlp.source.text) + 1, 5):
-        document = typed(document, Source(mlp.source.path, mlp.source.text[:end]))
+        document = parse_document(document, Source(mlp.source.path, mlp.source.text[:end]))
         ask_all(document)
-    document = typed(document, mlp.source)
+    document = parse_document(document, mlp.source)
     assert document.model
-    assert told(document) == []
+    assert get_shown_diagnostics(document) == []
 
 
 def test_a_plan_in_which_each_word_is_left_out(mlp: Document) -> None:
     assert mlp.syntax
     for it in mlp.syntax.mentions:
-        broken = typed(mlp, Source(mlp.source.path, replaced(mlp.source.text, [it.span], "")))
-        ask_all(broken if broken.mistakes else compiled(broken))
+        broken = parse_document(
+            mlp, Source(mlp.source.path, replaced(mlp.source.text, [it.span], ""))
+        )
+        ask_all(broken if broken.mistakes else compile_document(broken))
 
 
 @given(text=st.text(st.sampled_from('{}[]()=,#" \n\u0000\U0001f600abtrain0over@'), max_size=40))
 def test_any_text_is_told_about(text: str) -> None:
-    ask_all(typed(None, Source("any", text)))
+    ask_all(parse_document(None, Source("any", text)))
 
 
 def test_names_of_what_comes_with_scalec_stay(full: Document) -> None:
@@ -493,7 +518,7 @@ def test_names_of_what_comes_with_scalec_stay(full: Document) -> None:
     assert mention
     assert mention.kind is Kind.DIM
     with pytest.raises(PlanError, match="comes with scalec"):
-        navigate.renamed([shipped], mention, "inner")
+        navigate.find_rename_spans([shipped], mention, "inner")
     found = navigate.definition(shipped, *at(shipped, "scalec:models"))
     assert found
     assert Path(found.path).samefile(ROOT / "plans" / "models" / "llama.scale")
@@ -516,7 +541,7 @@ def test_the_offset_of_a_place(text: str, line: int, column: int) -> None:
 def test_places_outside_of_an_edit_move_with_their_text(before: str, old: str, new: str) -> None:
     """A word after the edited stretch, and one before it, are where they are found."""
     one, other = (Source("p", f"{before}<1>{each}<2>{before}") for each in (old, new))
-    moved = Moved(one, other)
+    moved = TextChange(one, other)
     for word in ("<1>", "<2>"):
         first, now = (each.text.index(word) for each in (one, other))
         assert moved.after(one.span(first, first + 3)) == other.span(now, now + 3)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalec.compiler.cli.lsp.complete import Item, call_at, complete
-from scalec.compiler.cli.lsp.document import Document, compiled, typed
+from scalec.compiler.cli.lsp.document import Document, compile_document, parse_document
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
@@ -17,13 +17,13 @@ MODEL = "model m(tokens[batch, seq], labels[batch, seq]) {\n"
 
 @pytest.fixture(scope="module")
 def mlp() -> Document:
-    return compiled(typed(None, load(PLAN)))
+    return compile_document(parse_document(None, load(PLAN)))
 
 
 def offered(document: Document, text: str) -> list[Item]:
     """The words that are offered at `|` in a text, which need be no plan, after one that was."""
     before, _, after = text.partition("|")
-    now = typed(document, Source(document.source.path, before + after))
+    now = parse_document(document, Source(document.source.path, before + after))
     return complete(now, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 

@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from scalec.compiler.analysis.hardware import named
+from scalec.compiler.analysis.hardware import find_shipped_gpu
 from scalec.compiler.analysis.memory import account, need_range
-from scalec.compiler.cli.planner import planned
+from scalec.compiler.cli.planner import find_plans
 from scalec.compiler.cli.planner.cells import cell_columns
 from scalec.compiler.cli.planner.choice import Choice
 from scalec.compiler.cli.planner.estimate import estimate
-from scalec.compiler.cli.planner.exact import Priced, Unpriced, _priced, price
+from scalec.compiler.cli.planner.exact import Priced, Unpriced, _to_priced, price
 from scalec.compiler.cli.planner.facts import Facts, Goal
 from scalec.compiler.cli.planner.plan_text import ModelFile, bare_plan, plan
 from scalec.compiler.cli.planner.report import Planned, print_plans
-from scalec.compiler.cli.planner.search import Found, search
+from scalec.compiler.cli.planner.search import SearchResult, search
 from scalec.compiler.cli.planner.space import Space, divisors, space
 from scalec.compiler.cli.planner.two_processes import in_two
 from scalec.compiler.config.gpus import GIB
 from scalec.compiler.frontend import resolve
-from scalec.compiler.passes import compile_plan, passed
+from scalec.compiler.passes import compile_plan, lower_unchecked
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
@@ -41,7 +41,7 @@ CELLS = {
 
 
 def goal_of(gpus: int, batch: int, seq: int) -> Goal:
-    on = named("h100_sxm")
+    on = find_shipped_gpu("h100_sxm")
     assert on
     return Goal(gpus, evolve(on, ranks_per_node=8), batch, seq)
 
@@ -113,7 +113,7 @@ def test_a_plan_that_is_little_faster_is_first() -> None:
         Priced(Choice(dp=4, zero=3, prefetch=prefetch), seconds, {}, 1.0, 0.4, 1, 2)
         for prefetch, seconds in ((1, 3.452), (2, 3.448))
     )
-    assert Found(facts, goal, (), (slow, fast), ()).fitting == (fast, slow)
+    assert SearchResult(facts, goal, (), (slow, fast), ()).fitting == (fast, slow)
 
 
 def test_what_is_kept_is_kept() -> None:
@@ -133,17 +133,20 @@ def test_what_is_kept_is_kept() -> None:
 
 def test_a_plan_is_proposed_with_its_reasons(tmp_path: Path) -> None:
     file, _, goal = subject("tiny_llama.scale", 4, 32, 128)
-    it = planned(file, goal, TINY, 2, tmp_path)
-    assert [each.proved for each in it.shown] == [True, True]
+    it = find_plans(file, goal, TINY, 2, tmp_path)
+    assert [each.proved for each in it.table_plans] == [True, True]
     path = tmp_path / "best.scale"
     path.write_text(it.text)
     program = compile_plan(load(path))
     assert program.degree(tuple(axis.name for axis in program.axes)) == 4
-    assert all(reason.best == it.shown[0] and reason.other != it.shown[0] for reason in it.reasons)
+    assert all(
+        reason.best == it.table_plans[0] and reason.other != it.table_plans[0]
+        for reason in it.reasons
+    )
     excluded = [reason for reason in it.reasons if not reason.other.choice.matches(TINY)]
     assert excluded == [reason for reason in it.reasons if "(kept: " in str(reason)]
     assert all(
-        it.shown[0].seconds <= reason.other.seconds
+        it.table_plans[0].seconds <= reason.other.seconds
         for reason in it.reasons
         if reason not in excluded
     )
@@ -152,11 +155,11 @@ def test_a_plan_is_proposed_with_its_reasons(tmp_path: Path) -> None:
 def test_reasons_compare_with_other_plans_alone(tmp_path: Path) -> None:
     """Of a plan by 1F1B, the same schedule is no other."""
     file, _, goal = subject("tiny_pipeline.scale", 4, 32, 128)
-    it = planned(
+    it = find_plans(
         file, goal, {"pp": 4, "schedule": "1f1b", "microbatch": 8, "recompute": "none"}, 1, tmp_path
     )
     assert it.reasons
-    assert all(reason.other.choice != it.shown[0].choice for reason in it.reasons)
+    assert all(reason.other.choice != it.table_plans[0].choice for reason in it.reasons)
 
 
 def test_layers_that_branches_part_have_the_name_that_a_plan_gives_them() -> None:
@@ -245,7 +248,7 @@ def test_plans_that_may_fit_are_ranked_by_time_beside_the_best_that_fits() -> No
         plan_of_80_gib(2.0, 82, (79, 87), 8),
         plan_of_80_gib(1.0, 90, (87, 95), 16),
     )
-    found = Found(facts, goal, (), (slower, lacks, fits, may, close), ())
+    found = SearchResult(facts, goal, (), (slower, lacks, fits, may, close), ())
     assert [(it.fits, it.may_fit) for it in (fits, close, may, lacks)] == [
         (True, False),
         (False, True),
@@ -269,12 +272,12 @@ def test_a_plan_that_may_fit_has_a_time() -> None:
     """
     file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
     choice = Choice(dp=64, zero=3, recompute="full")
-    *_, program = passed(resolve(plan(file, facts, goal, choice)))
+    *_, program = lower_unchecked(resolve(plan(file, facts, goal, choice)))
     counted = account(program)
     low = need_range(program, counted).low
     rooms = (counted.needs * 2, counted.needs - 1, low - 1)
     sized = [evolve(program, cluster=evolve(program.cluster, memory=room)) for room in rooms]
-    plenty, tight, short = (_priced(goal, choice, it) for it in sized)
+    plenty, tight, short = (_to_priced(goal, choice, it) for it in sized)
     assert plenty.fits
     assert tight.may_fit
     assert tight.seconds == plenty.seconds

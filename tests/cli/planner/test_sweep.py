@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from scalec.compiler import cli
-from scalec.compiler.analysis.hardware import named
+from scalec.compiler.analysis.hardware import find_shipped_gpu
 from scalec.compiler.cli.output import UsageError
 from scalec.compiler.cli.plan import swept_axes
 from scalec.compiler.cli.planner.choice import Choice
@@ -20,7 +20,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def point(gpus: int, tokens: float, choice: Choice, kinds: dict[str, float] | None = None) -> Point:
-    on = named("h100_sxm")
+    on = find_shipped_gpu("h100_sxm")
     assert on
     goal = Goal(gpus, evolve(on, ranks_per_node=8), 64, 4096)
     return Point({"gpus": gpus}, goal, Priced(choice, 1.0, kinds or {}, tokens, 0.5, 1, 100))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from helpers.plan_schema import mistakes
 from helpers.random_models.draws import DRAWS, drawn, random_plans, table
-from scalec.compiler.analysis.bucket_layout import stored_shape
+from scalec.compiler.analysis.bucket_layout import get_stored_shape
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.model_classes import model_classes
 from scalec.compiler.ir import Program
@@ -79,11 +79,11 @@ def require_every_weight(names_file: str, program: Program) -> None:
     """Tensors of the file's shapes give each parameter all of its values; padding alone is zero."""
     weights = json.loads(names_file)["weights"]
     patterns = model_classes(program).patterns
-    assert weights.keys() == {patterns[param.name] for param in program.stored}
-    for param in program.stored:
+    assert weights.keys() == {patterns[param.name] for param in program.params_and_buffers}
+    for param in program.params_and_buffers:
         weight = HFWeight.read(weights[patterns[param.name]])
         tensors = [torch.rand(weight.shape) + 1 for _ in range(weight.each[1])]
-        value = weight.of(tensors, stored_shape(program, param)).flatten()
+        value = weight.to_parameter(tensors, get_stored_shape(program, param)).flatten()
         in_files = torch.cat([tensor.flatten() for tensor in tensors])
         assert torch.equal(value[: len(in_files)], in_files)
         assert not value[len(in_files) :].any()

@@ -12,7 +12,7 @@ from torch import Tensor
 from helpers.kernels.cases import PRECISIONS, check_against, randn
 from helpers.kernels.programs import evenly_routed
 from scalec.runtime import Experts, Mesh, sort_by_expert
-from scalec.runtime.comm.experts import Held
+from scalec.runtime.comm.experts import ExpertRows
 from scalec.runtime.comm.mesh import Axis
 from scalec.runtime.kernels import Exchange, ExchangeBack, ExchangeCounts, Tile
 
@@ -38,13 +38,13 @@ class Mirror:
 
 def _experts(ranks: int, each: int, device: str) -> Experts:
     experts = Experts(Mesh({}, device), ranks * each)
-    experts.axis, experts.held = Axis("ep", ranks, 0, Mirror()), each  # pyright: ignore[reportArgumentType]
+    experts.axis, experts.experts_per_rank = Axis("ep", ranks, 0, Mirror()), each  # pyright: ignore[reportArgumentType]
     return experts
 
 
 def _held(
     ranks: int, each: int, tokens: int, device: str, least: int = 0
-) -> tuple[Held, list[int]]:
+) -> tuple[ExpertRows, list[int]]:
     """The result of `ExchangeCounts` of random choices of experts from `least` on, and the row that
     lies at each place.
 

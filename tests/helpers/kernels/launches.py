@@ -14,7 +14,7 @@ from helpers.kernels.compiled import Launch, recorded
 from helpers.kernels.programs import compiled, emitted, pretended, step
 from scalec.compiler.analysis.kernel_tiles import kernels_of
 from scalec.compiler.syntax.limits import load
-from scalec.runtime.comm.experts import Held
+from scalec.runtime.comm.experts import ExpertRows
 from scalec.runtime.kernels import Attention, RingAttention
 
 PLANS = sorted((Path(__file__).parents[3] / "plans").glob("*.scale"))
@@ -54,7 +54,9 @@ def _watch(module: ModuleType, function: str, started: list[Launch]) -> None:
     def watched(*operands: Any, **options: Any) -> Any:
         before = len(started)
         result = op(*operands, **options)
-        in_order = any(isinstance(it, Held) and it.arranged is None for it in (*operands, result))
+        in_order = any(
+            isinstance(it, ExpertRows) and it.arranged is None for it in (*operands, result)
+        )
         later = "async_op" in options  # `wait` puts in order what has come
         known = isinstance(op, Attention | RingAttention) or in_order or later
         assert len(started) > before or known, f"{op} starts no kernel"

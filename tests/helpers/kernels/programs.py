@@ -30,7 +30,7 @@ from scalec.compiler.passes import lower
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Batch, Experts, Mesh
 from scalec.runtime.comm import experts
-from scalec.runtime.comm.experts import Held, Order, Places
+from scalec.runtime.comm.experts import ExpertRows, Order, Places
 
 debug: Any = dist  # the stubs leave its levels out
 
@@ -76,7 +76,7 @@ def evenly_routed() -> Iterator[None]:
     """Routes of experts on the meta device, where nothing was chosen: each expert has as many
     rows as any other.
     """
-    order_of, counted = experts._order, experts._counted
+    order_of, counted = experts._order, experts._exchange_counts
 
     def order(ids: Tensor, of: Experts, padded: int, backend: Any) -> Order:
         found = order_of(ids, of, padded, backend)
@@ -88,8 +88,8 @@ def evenly_routed() -> Iterator[None]:
             ]
         return found
 
-    def held(order: Order, backend: Places) -> Held:
-        each = order.experts.held
+    def held(order: Order, backend: Places) -> ExpertRows:
+        each = order.experts.experts_per_rank
         if not order.counts.is_meta or order.experts.axis.size == 1:
             return counted(order, backend)
         sent = [
@@ -97,7 +97,7 @@ def evenly_routed() -> Iterator[None]:
         ]
         counts = order.counts.view(-1, each)
         places = (None, None) if each == 1 else backend(counts, order.total)
-        found = Held(order.experts.axis, counts.sum(0), sent, sent, *places)
+        found = ExpertRows(order.experts.axis, counts.sum(0), sent, sent, *places)
         found.sizes = [sum(order.sizes[expert::each]) for expert in range(each)]
         return found
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import strategies as st
 
 from scalec.compiler.schedules.actions import Action, Schedule, Work
-from scalec.compiler.schedules.dependencies import Value, made_by, needs
+from scalec.compiler.schedules.dependencies import Value, get_inputs, get_result
 from scalec.compiler.schedules.timeline import Times
 
 F, B = Work.FORWARD, Work.BACKWARD
@@ -68,11 +68,13 @@ def shuffled(stage_to_rank: tuple[int, ...], ranks: int, microbatches: int, seed
         ]
     made: set[Value] = set()
     while left:
-        able = [action for action in left if made.issuperset(needs(action, len(stage_to_rank)))]
+        able = [
+            action for action in left if made.issuperset(get_inputs(action, len(stage_to_rank)))
+        ]
         action = draw.choice(able)
         left.remove(action)
         rows[stage_to_rank[action.stage]].append(action)
-        if value := made_by(action):
+        if value := get_result(action):
             made.add(value)
     return Schedule(stage_to_rank, microbatches, tuple(map(tuple, rows)))
 

@@ -5,7 +5,7 @@ import os
 import torch.distributed as dist
 
 from helpers.forked_ranks import run_ranks
-from scalec.runtime.checkpoint.agreement import of_node
+from scalec.runtime.checkpoint.agreement import word_of_node
 from scalec.runtime.errors import RunError
 
 
@@ -21,7 +21,7 @@ def _words(fails: int) -> tuple[str, list[int]]:
         return f"of {rank}"
 
     try:
-        return of_node(word), made
+        return word_of_node(word), made
     except RunError as error:
         return str(error), made
 

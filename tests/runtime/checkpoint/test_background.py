@@ -36,9 +36,9 @@ def test_the_newest_are_kept_and_those_of_each_kth_step(
     steps: set[int], newest: int, every: int
 ) -> None:
     paths = [Path(f"step-{step:06d}") for step in sorted(steps)]
-    left = [path for path in paths if path not in Keep(newest, every).gone(paths)]
+    left = [path for path in paths if path not in Keep(newest, every).find_old(paths)]
     assert left[-newest:] == paths[-newest:]
-    assert [*map(saver.finished_steps, left[:-newest])] == [
+    assert [*map(saver.get_finished_steps, left[:-newest])] == [
         step for step in sorted(steps)[:-newest] if every and step % every == 0
     ]
 
@@ -84,7 +84,7 @@ def _without_room(folder: Path, free: int) -> tuple[list[str], int, bool]:
     beside.begin(1)
     waited = saver.newest(folder) is not None
     beside.wait()
-    return beside.news(), sum(box.tensor.nbytes for box in state.boxes() if box.own), waited
+    return beside.news(), sum(box.tensor.nbytes for box in state.boxes() if box.is_own), waited
 
 
 def test_without_memory_for_the_copies_of_a_node_training_waits(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from scalec.runtime.checkpoint import saver
 from scalec.runtime.checkpoint.background import Saver
 from scalec.runtime.checkpoint.saver import Keep
 from scalec.runtime.comm import c10d
-from scalec.runtime.comm.store import part
+from scalec.runtime.comm.store import leave_store
 from scalec.testing.faults import (
     Action,
     Event,
@@ -68,7 +68,7 @@ def _save(axes: Axes, beside: bool) -> None:
         thread.wait()
     else:
         saver.save(folder, NEW, state)
-    part()
+    leave_store()
     os._exit(0)
 
 
@@ -119,7 +119,7 @@ def test_a_save_killed_anywhere_leaves_the_old_or_the_new_state(
     for folder in _killed(tmp_path / "before", axes, victim, beside):
         path = saver.newest(folder)
         assert path is not None
-        newest.append(saver.finished_steps(path))
+        newest.append(saver.get_finished_steps(path))
         assert _same(_loaded(path), states[newest[-1]])
         saver.save(folder, NEW + 1, states[0])
         assert sorted(each.name for each in folder.iterdir()) == [path.name, f"step-{NEW + 1:06d}"]

@@ -174,7 +174,7 @@ def test_a_byte_that_differs_anywhere_in_the_index_is_found(saved: Path) -> None
     for place, byte in enumerate(data):
         for other in {byte ^ 1, byte ^ 32, ord("1")} - {byte}:
             with pytest.raises(RunError):
-                index.parsed(data[:place] + bytes([other]) + data[place + 1 :])
+                index.parse(data[:place] + bytes([other]) + data[place + 1 :])
 
 
 def test_an_index_of_the_former_version_is_read(saved: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def _load(folder: Path, axes: Axes) -> tuple[dict[str, Tensor], dict[str, Tensor
     assert path is not None
     saver.load(path, state)
     loaded = whole(state)
-    update(state, saver.finished_steps(path))
+    update(state, saver.get_finished_steps(path))
     return loaded, whole(state)
 
 

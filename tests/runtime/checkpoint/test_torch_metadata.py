@@ -12,7 +12,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from scalec.runtime import RunError
-from scalec.runtime.checkpoint.torch_metadata import parsed
+from scalec.runtime.checkpoint.torch_metadata import parse
 
 dcp: Any = checkpoint  # its types are partial
 
@@ -29,7 +29,7 @@ def _written(tmp_path: Path) -> bytes:
 
 
 def test_tensors_are_those_that_torch_finds(written: bytes) -> None:
-    ours, theirs = parsed(written), pickle.loads(written)
+    ours, theirs = parse(written), pickle.loads(written)
     kept = {key: each for key, each in theirs.state_dict_metadata.items() if key in ("a", "b.c")}
     assert ours.state_dict_metadata == kept
     assert all(
@@ -76,7 +76,7 @@ def test_a_pickle_that_names_anything_else_is_refused(tmp_path: Path) -> None:
         with pytest.raises(
             RunError, match=r"which is none of torch's own metadata: it is not read"
         ):
-            parsed(data)
+            parse(data)
     assert not [*tmp_path.iterdir()]
 
 
@@ -91,11 +91,11 @@ def test_numbers_in_it_take_no_memory_and_no_file_lies_elsewhere(written: bytes)
         with pytest.raises(
             RunError, match=r"is damaged, or no metadata of torch\.distributed\.checkpoint"
         ):
-            parsed(data)
+            parse(data)
     name = next(iter(pickle.loads(written).storage_data.values())).relative_path.encode()
     for other in (b"/etc/passwd", b"../../x.pt"):
         with pytest.raises(RunError, match="is damaged"):
-            parsed(written.replace(name, other[: len(name)].ljust(len(name), b"x")))
+            parse(written.replace(name, other[: len(name)].ljust(len(name), b"x")))
 
 
 def test_whatever_it_holds_is_read_or_a_line(written: bytes) -> None:
@@ -106,7 +106,7 @@ def test_whatever_it_holds_is_read_or_a_line(written: bytes) -> None:
             at = chosen.randrange(len(data))
             data[at : at + chosen.randint(0, 2)] = chosen.randbytes(chosen.randint(0, 2))
         try:
-            parsed(bytes(data))
+            parse(bytes(data))
             read += 1
         except RunError:
             pass

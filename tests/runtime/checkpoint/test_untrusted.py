@@ -25,7 +25,7 @@ from scalec.runtime import HFNames, HFWeight, RunError
 from scalec.runtime.checkpoint import saver
 from scalec.runtime.checkpoint.export import export
 from scalec.runtime.checkpoint.hf_weights import INDEX, Reader
-from scalec.runtime.checkpoint.index import hashed
+from scalec.runtime.checkpoint.index import to_hashed_json
 
 STEP = "step-000003"
 PAYLOAD = "rank-00000.safetensors"
@@ -141,7 +141,7 @@ def _changed_content(data: bytes, draw: random.Random) -> bytes:
     """An index of a checkpoint, likewise, with the right hash where it is an object still."""
     content = _changed_json(json.dumps(get_content(data)).encode(), draw)
     read = json.loads(content)
-    return hashed(read) if isinstance(read, dict) and read else content
+    return to_hashed_json(read) if isinstance(read, dict) and read else content
 
 
 def _drawn(root: list[Any], draw: random.Random) -> tuple[Any, Any]:

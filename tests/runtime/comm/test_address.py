@@ -14,7 +14,7 @@ from scalec.runtime.errors import RunError
 
 
 def test_an_address_that_cannot_be_resolved_is_said_within_ten_seconds() -> None:
-    assert address.SAID_AFTER < 10
+    assert address.WARNING_AFTER < 10
 
 
 @pytest.mark.sample(1)

@@ -155,7 +155,7 @@ def _demand_apart(rows: list[list[int]], most: int) -> int:
     calls.
     """
     ranks = sorted(rank for row in rows for rank in row)
-    calls = [*c10d.apart(rows)]
+    calls = [*c10d.splits_of_rows(rows)]
     for some in calls:
         assert sorted(rank for row in some for rank in row) == ranks
         assert all(a < b for row in some for a, b in pairwise(row))
@@ -207,7 +207,7 @@ def test_rows_of_one_colour_are_made_one_after_the_other(monkeypatch: pytest.Mon
         "_colour",
         lambda row: {(0, 1): 7, (2, 3): 7, (0, 2): 7, (4,): 7}.get(tuple(row), str(row)),
     )
-    assert [*c10d.apart([[0, 1], [2, 3], [4], [5]])] == [
+    assert [*c10d.splits_of_rows([[0, 1], [2, 3], [4], [5]])] == [
         [[0, 1], [2], [3], [4, 5]],
         [[2, 3], [0], [1], [4, 5]],
     ]
@@ -311,7 +311,7 @@ NEWER = "note: torch {} is newer than those that scalec was tried with, up to 2.
     ("version", "note"), [("2.11.0", ""), ("2.14.1+cu130", ""), ("2.15.0", NEWER), ("3.0", NEWER)]
 )
 def test_newer_versions_of_torch_than_were_tried_are_told(version: str, note: str) -> None:
-    assert c10d.untried(version) == note.format(version)
+    assert c10d.warning_of_new_version(version) == note.format(version)
 
 
 def test_a_torch_without_what_is_called_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,4 +319,4 @@ def test_a_torch_without_what_is_called_is_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         RunError, match=r"torch 2\.15\.0 has no `_set_pg_timeout`, which .*: install torch 2\.14$"
     ):
-        c10d.untried("2.15.0")
+        c10d.warning_of_new_version("2.15.0")

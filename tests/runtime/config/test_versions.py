@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from scalec.runtime.config.versions import served
+from scalec.runtime.config.versions import library_lines
 
 
 def test_a_cpu_has_nothing_to_say() -> None:
-    assert not [*served(torch.device("cpu"))]
+    assert not [*library_lines(torch.device("cpu"))]
 
 
 @pytest.mark.parametrize("usable", [True, False])
@@ -33,7 +33,7 @@ def test_a_gpu_says_what_serves_it(usable: bool, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 28, 9))
     monkeypatch.setattr(torch.backends.cudnn, "version", cudnn)
     version = "91501" if usable else "unusable (cuDNN version incompatibility: found 9.1.0)"
-    assert [*served(torch.device("cuda", 0))] == [
+    assert [*library_lines(torch.device("cuda", 0))] == [
         f"NVIDIA H100: torch {torch.__version__}, CUDA 13.0, NCCL 2.28.9, cuDNN {version}",
         "causal attention of bfloat16 heads: 64 wide flash_attention, 128 wide cudnn_attention",
     ]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from helpers.forked_ranks import run_ranks
 from scalec.runtime import Input, Loader, Mesh, RunError, Text, Tokens
 from scalec.runtime.data import vocabulary
-from scalec.runtime.data.corpus import DataSet, held_out, opened
+from scalec.runtime.data.corpus import DataSet, holdout_lines, open_corpus
 from scalec.runtime.data.mixture import Mixture
 from scalec.runtime.data.vocabulary import check_ids
 
@@ -39,10 +39,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_the_last_part_of_a_single_file_is_held_out(path: Path) -> None:
-    training, held = opened(Text((str(path),), holdout=0.2), (), SEQ)
+    training, held = open_corpus(Text((str(path),), holdout=0.2), (), SEQ)
     assert _windows(training) == [bytes([number] * WIDTH) for number in range(40)]
     assert _windows(held) == [bytes([number] * WIDTH) for number in range(40, 50)]
-    assert held_out(held) == [
+    assert holdout_lines(held) == [
         f"validation: the last 10 sequences of {path}, of 50; training never sees them",
     ]
 
@@ -54,7 +54,7 @@ def test_each_window_is_trained_on_or_held_out(
 ) -> None:
     path = tmp_path_factory.mktemp("data") / "one.bin"
     np.arange(windows * WIDTH + rest, dtype=np.uint16).tofile(path)
-    training, held = opened(Tokens((str(path),), holdout=holdout), (), SEQ)
+    training, held = open_corpus(Tokens((str(path),), holdout=holdout), (), SEQ)
     assert held is not None
     streams = training.parts[0].stream, held.parts[0].stream
     starts = [
@@ -65,35 +65,35 @@ def test_each_window_is_trained_on_or_held_out(
 
 
 def test_nothing_is_held_out_where_nothing_is_asked_for(path: Path) -> None:
-    training, held = opened(Text((str(path),), holdout=0.0), (), SEQ)
+    training, held = open_corpus(Text((str(path),), holdout=0.0), (), SEQ)
     assert held is None
     assert len(_windows(training)) == 50
 
 
 def test_files_in_place_of_the_plans_are_held_out_of_too(path: Path) -> None:
     sets = (DataSet("a", ("nothing/*",)),)
-    training, held = opened(Text(sets=sets, holdout=0.1), (str(path),), SEQ)
+    training, held = open_corpus(Text(sets=sets, holdout=0.1), (str(path),), SEQ)
     assert (len(_windows(training)), len(_windows(held))) == (45, 5)
 
 
 def test_one_window_cannot_be_shared(path: Path) -> None:
     path.write_bytes(bytes(WIDTH))
     with pytest.raises(RunError, match="too little data to hold a part of it out"):
-        opened(Text((str(path),), holdout=0.2), (), SEQ)
+        open_corpus(Text((str(path),), holdout=0.2), (), SEQ)
 
 
 def test_sets_of_one_file_share_no_window(path: Path, tmp_path: Path) -> None:
     """Two sets may have one file, if one does not train on what the other holds out."""
     one, whole = DataSet("a", (str(path),), holdout=0.2), DataSet("b", (str(path),), holdout=0.2)
-    assert opened(Text(sets=(one, whole)), (), SEQ)[1] is not None
+    assert open_corpus(Text(sets=(one, whole)), (), SEQ)[1] is not None
     for other in (replace(whole, holdout=0.1), replace(whole, holdout=0.0)):
         with pytest.raises(RunError, match="is held out of the set a and trained on in b"):
-            opened(Text(sets=(one, other)), (), SEQ)
+            open_corpus(Text(sets=(one, other)), (), SEQ)
 
 
 def _tokens(path: str, split: dict[str, tuple[str, ...]], steps: int) -> list[list[int]]:
     corpus = Text((path,), holdout=0.2)
-    training, _ = opened(corpus, (), SEQ)
+    training, _ = open_corpus(corpus, (), SEQ)
     layout = Input(("batch", "seq"), split)
     mesh = Mesh({axis: 2 for axes in split.values() for axis in axes})
     loader = Loader(training, corpus, {"tokens": layout, "labels": layout}, mesh, 8, 1, 256, seed=0)
@@ -121,7 +121,7 @@ def test_a_file_of_another_format_is_refused_unless_it_is_meant(tmp_path: Path) 
     np.arange(1000, dtype=np.uint16).tofile(plain)
     corpus = Tokens((str(path), str(plain)), holdout=0.0)
     with pytest.raises(RunError) as refused:
-        opened(corpus, (), SEQ)
+        open_corpus(corpus, (), SEQ)
     line, *remedy = str(refused.value).splitlines()
     assert line == f"{path} is a NumPy array (.npy), not raw token ids of uint16"
     assert remedy[1:3] == [
@@ -129,8 +129,8 @@ def test_a_file_of_another_format_is_refused_unless_it_is_meant(tmp_path: Path) 
         f'  numpy.load({str(path)!r}).astype("uint16").tofile("corpus.bin")',
     ]
     assert "--data-as-is" in remedy[-1]
-    meant, _ = opened(replace(corpus, as_is=True), (), SEQ)
-    unlooked, _ = opened(corpus, (), SEQ, looks=False)
+    meant, _ = open_corpus(replace(corpus, as_is=True), (), SEQ)
+    unlooked, _ = open_corpus(corpus, (), SEQ, looks=False)
     assert meant.samples == unlooked.samples > 0, "one rank of a node looks"
 
 
@@ -139,7 +139,7 @@ def test_a_file_of_another_format_is_refused_unless_it_is_meant(tmp_path: Path) 
 )
 def test_an_address_is_no_path(pattern: str) -> None:
     with pytest.raises(RunError, match=f"`{pattern}` is an address"):
-        opened(Text((pattern,)), (), SEQ)
+        open_corpus(Text((pattern,)), (), SEQ)
 
 
 # ---- the vocabulary
@@ -156,7 +156,7 @@ def _ids(folder: Path, count: int, **others: int) -> Tokens:
 
 
 def test_an_id_beyond_the_vocabulary_is_named_before_the_first_step(tmp_path: Path) -> None:
-    training, _ = opened(_ids(tmp_path, 3000, at_1234=100), (), SEQ)
+    training, _ = open_corpus(_ids(tmp_path, 3000, at_1234=100), (), SEQ)
     check_ids([training], 101, 0, 1)
     said = (
         f"{tmp_path}/b.bin: token 1,234, at byte 2,468, has token id 100, and the plan's vocab"
@@ -168,7 +168,7 @@ def test_an_id_beyond_the_vocabulary_is_named_before_the_first_step(tmp_path: Pa
 
 def test_ranks_together_look_at_all_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "PIECE", 64)
-    training, _ = opened(_ids(tmp_path, 3000, at_2999=500), (), SEQ)
+    training, _ = open_corpus(_ids(tmp_path, 3000, at_2999=500), (), SEQ)
     found = list[int]()
     for rank in range(4):
         try:
@@ -184,7 +184,7 @@ def test_of_large_data_a_sample_is_looked_at_with_both_ends(
     monkeypatch.setattr(vocabulary, "PIECE", 64)
     monkeypatch.setattr(vocabulary, "MOST", 5)
     reads = list[int]()
-    training, _ = opened(_ids(tmp_path, 3000, at_2999=500), (), SEQ)
+    training, _ = open_corpus(_ids(tmp_path, 3000, at_2999=500), (), SEQ)
     stream = training.parts[0].stream
     read = stream.read
     monkeypatch.setattr(stream, "read", lambda *place: reads.append(place[0]) or read(*place))
@@ -202,7 +202,7 @@ def test_the_step_that_would_train_on_it_names_the_same_place(
     ids.astype(str(dtype).removeprefix("torch.")).tofile(tmp_path / "a.bin")
     corpus = Tokens((str(tmp_path / "a.bin"),), dtype=dtype, holdout=0.1)
     layout = Input(("batch", "seq"), {})
-    for mixture, token in zip(opened(corpus, (), SEQ), (333, 85 * WIDTH + 2), strict=True):
+    for mixture, token in zip(open_corpus(corpus, (), SEQ), (333, 85 * WIDTH + 2), strict=True):
         assert mixture is not None
         rows = mixture.parts[0].stream.windows
         loader = Loader(
@@ -218,6 +218,6 @@ def test_the_step_that_would_train_on_it_names_the_same_place(
 def test_a_vocabulary_that_all_ids_are_below_needs_no_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training, _ = opened(_ids(tmp_path, 3000), (), SEQ)
+    training, _ = open_corpus(_ids(tmp_path, 3000), (), SEQ)
     monkeypatch.setattr(training.parts[0].stream, "read", None)
     check_ids([training], 65_536, 0, 1)

@@ -15,7 +15,7 @@ from helpers.forked_ranks import run_ranks
 from scalec.runtime import Batch, Input, Loader, Mesh, Positions, RunError
 from scalec.runtime.data.files import find_files, split_files
 from scalec.runtime.data.mixture import Mixture, Part, Stream
-from scalec.runtime.data.order import shuffled
+from scalec.runtime.data.order import permute
 from scalec.runtime.data.samples import Windows
 
 SEQ, BATCH = 4, 8
@@ -24,13 +24,13 @@ PLAIN = Windows()
 
 @given(st.integers(1, 300), st.integers(0, 2**64 - 1))
 def test_the_shuffle_is_a_permutation(windows: int, key: int) -> None:
-    assert sorted(shuffled(position, windows, key) for position in range(windows)) == list(
+    assert sorted(permute(position, windows, key) for position in range(windows)) == list(
         range(windows)
     )
 
 
 def test_the_shuffle_depends_on_its_key() -> None:
-    orders = {tuple(shuffled(position, 50, key) for position in range(50)) for key in range(20)}
+    orders = {tuple(permute(position, 50, key) for position in range(50)) for key in range(20)}
     assert len(orders) == 20
     assert tuple(range(50)) not in orders
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helpers.forked_ranks import run_ranks
 from scalec.runtime import DataSet, Input, Loader, Mesh, RunError, Text
-from scalec.runtime.data.corpus import opened, repeated, too_few
+from scalec.runtime.data.corpus import open_corpus, repetition_lines, shortage_problem
 from scalec.runtime.data.mixture import Mixture
 from scalec.runtime.data.order import LONGEST, Interleaving, spread, whole_weights
 
@@ -88,7 +88,7 @@ def _rows(
     corpus: Text, mesh: dict[str, int], microbatches: int, steps: range
 ) -> list[list[list[int]]]:
     """The first token of each of this rank's rows, by microbatch and step."""
-    training, _ = opened(corpus, (), SEQ)
+    training, _ = open_corpus(corpus, (), SEQ)
     layout = Input(("batch", "seq"), {"batch": (*mesh,)})
     loader = Loader(
         training,
@@ -130,25 +130,25 @@ def test_each_set_is_reshuffled_at_each_of_its_passes(tmp_path: Path) -> None:
 
 
 def test_repeated_sets_are_told(tmp_path: Path) -> None:
-    training, held = opened(_corpus(tmp_path), (), SEQ)
+    training, held = open_corpus(_corpus(tmp_path), (), SEQ)
     assert held is None
-    assert repeated(training, 1, BATCH) == []
-    assert repeated(training, 10, BATCH) == [
+    assert repetition_lines(training, 1, BATCH) == []
+    assert repetition_lines(training, 10, BATCH) == [
         "low is seen 2.5 times in 10 steps",
         "high is seen 3.3 times in 10 steps",
     ]
     assert (
-        too_few(training, 32)
+        shortage_problem(training, 32)
         == "high: 30 tokens make 6 sequences of 5, fewer than the 8 of a global batch"
     )
-    alone, _ = opened(_corpus(tmp_path), (f"{tmp_path}/high*",), SEQ)  # in place of the sets
-    assert repeated(alone, 3, BATCH) == ["the data is seen 4.0 times in 3 steps"]
+    alone, _ = open_corpus(_corpus(tmp_path), (f"{tmp_path}/high*",), SEQ)  # in place of the sets
+    assert repetition_lines(alone, 3, BATCH) == ["the data is seen 4.0 times in 3 steps"]
     assert alone.samples == 6
     assert training.samples == 24  # `high` is through when 18 of `low` have been seen
 
 
 def test_each_set_holds_out_files_of_its_own(tmp_path: Path) -> None:
-    training, held = opened(_corpus(tmp_path, holdout=0.5), (), SEQ)
+    training, held = open_corpus(_corpus(tmp_path, holdout=0.5), (), SEQ)
     assert held is not None
     assert [part.name for part in held.parts] == ["low", "high"]
     paths = [path for each in (training, held) for part in each.parts for path in part.stream.files]
@@ -161,15 +161,15 @@ def test_a_file_to_validate_with_is_not_trained_on_in_another_set(tmp_path: Path
     with pytest.raises(
         RunError, match=r"low\d.bin is held out of the set low and trained on in all"
     ):
-        opened(Text(sets=sets), (), SEQ)
+        open_corpus(Text(sets=sets), (), SEQ)
     (tmp_path / "tiny").write_bytes(b"abc")
     with pytest.raises(RunError, match="set tiny: too little data: 3 tokens in 1 file"):
-        opened(Text(sets=(*corpus.sets, DataSet("tiny", (f"{tmp_path}/tiny",)))), (), SEQ)
+        open_corpus(Text(sets=(*corpus.sets, DataSet("tiny", (f"{tmp_path}/tiny",)))), (), SEQ)
 
 
 def test_a_mixture_of_one_set_is_dealt_like_files_alone(tmp_path: Path) -> None:
     """Names decide the order, so that two sets of one size are not in step."""
-    training, _ = opened(_corpus(tmp_path, (1, 1)), (), SEQ)
+    training, _ = open_corpus(_corpus(tmp_path, (1, 1)), (), SEQ)
     low = training.parts[0]
     named = [Mixture([low]).window(n, SEED).tolist() for n in range(24)]
     assert sorted(named) == sorted(Mixture([low]).window(n, SEED + 1).tolist() for n in range(24))
@@ -189,7 +189,7 @@ def test_a_file_that_changes_is_named(
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(range(30)))
-    training, _ = opened(Text((str(path),), holdout=0.0), (), SEQ)
+    training, _ = open_corpus(Text((str(path),), holdout=0.0), (), SEQ)
     training.window(0, SEED)
     change(path)
     with pytest.raises(
@@ -201,7 +201,7 @@ def test_a_file_that_changes_is_named(
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(30))
-    training, _ = opened(Text((str(path),), holdout=0.0), (), SEQ)
+    training, _ = open_corpus(Text((str(path),), holdout=0.0), (), SEQ)
     path.unlink()
     with pytest.raises(
         RunError, match=f"^cannot read {re.escape(str(path))}: No such file or directory$"

@@ -16,7 +16,7 @@ VOCAB, MASK, SEPARATOR = 256, 3, 10
 
 
 def given(made: Windows, *rows: list[int], seed: int = 0) -> dict[str, list[list[int]]]:
-    found = made.given(torch.tensor(rows), list(range(len(rows))), VOCAB, seed)
+    found = made.make_inputs(torch.tensor(rows), list(range(len(rows))), VOCAB, seed)
     return {name: value.tolist() for name, value in found.items()}
 
 
@@ -46,8 +46,10 @@ def masked(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Windows of tokens from `least` on, and what becomes of them: tokens and labels."""
     windows = torch.randint(least, VOCAB, (rows, 512), generator=torch.Generator().manual_seed(1))
-    found = MASKED.given(windows, list(range(first, first + rows)), VOCAB, seed)
-    assert torch.equal(found["documents"], MASKED.given(windows, [0] * rows, VOCAB, 1)["documents"])
+    found = MASKED.make_inputs(windows, list(range(first, first + rows)), VOCAB, seed)
+    assert torch.equal(
+        found["documents"], MASKED.make_inputs(windows, [0] * rows, VOCAB, 1)["documents"]
+    )
     return windows, found["tokens"], found["labels"]
 
 

@@ -36,7 +36,7 @@ def _started(exchanged: bool) -> tuple[Counter[str], int]:
     mesh = Mesh({"ep": 4}, "meta")
     experts = Experts(mesh, COUNT, "ep", tokens=["ep"] if exchanged else [])
     x = torch.empty(2, 6, WIDTH, device="meta", requires_grad=True)
-    weight = torch.empty(experts.held, WIDTH, WIDTH, device="meta", requires_grad=True)
+    weight = torch.empty(experts.experts_per_rank, WIDTH, WIDTH, device="meta", requires_grad=True)
     with recorded() as launches:
         gates, ids = TopK({COUNT: TILE})(
             torch.empty(2, 6, COUNT, device="meta", requires_grad=True), 2

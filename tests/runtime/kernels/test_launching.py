@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalec.runtime.kernels import Tile
-from scalec.runtime.kernels.launching import blocks, launch, matrix, padded, tile_for
+from scalec.runtime.kernels.launching import blocks, launch, matrix, next_power_of_two, tile_for
 
 TILES = {8: Tile(rows=1, warps=4)}
 
@@ -72,7 +72,7 @@ def test_matrices_are_views_where_rows_are_evenly_spaced() -> None:
 
 def test_blocks_and_powers_of_two() -> None:
     assert [blocks(size, 4) for size in (0, 1, 4, 5)] == [0, 1, 1, 2]
-    assert [padded(size) for size in (1, 2, 3, 4, 4097)] == [1, 2, 4, 4, 8192]
+    assert [next_power_of_two(size) for size in (1, 2, 3, 4, 4097)] == [1, 2, 4, 4, 8192]
 
 
 def test_the_runtime_needs_no_triton() -> None:

@@ -273,7 +273,7 @@ def _of_peers(tokens: int) -> tuple[list[list[int]], list[int], list[list[int]]]
     came = exchange(rows, held)
     assert torch.equal(exchange_back(came, held), rows)
     assert rows.untyped_storage().nbytes() == rows.numel() * 8
-    expert = torch.arange(experts.held).repeat_interleave(held.counts)
+    expert = torch.arange(experts.experts_per_rank).repeat_interleave(held.counts)
     return torch.cat([came.long(), expert.unsqueeze(-1)], -1).tolist(), held.sizes, ids.tolist()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scalec.runtime.ops.fused_linear import beside, joint
+from scalec.runtime.ops.fused_linear import empty_adjacent_like, joint_tensor
 
 WHOLE = torch.arange(60.0).view(2, 3, 10)
 APART = {
@@ -26,7 +26,7 @@ def test_slices_are_joined_to_what_they_are_of() -> None:
         WHOLE[1:].split([3, 7], -1),
         WHOLE[..., 2:8].split([4, 2], -1),
     ):
-        found = joint(parts)
+        found = joint_tensor(parts)
         assert found is not None
         assert torch.equal(found, torch.cat(parts, -1))
         assert found.data_ptr() == parts[0].data_ptr()
@@ -34,11 +34,11 @@ def test_slices_are_joined_to_what_they_are_of() -> None:
 
 @pytest.mark.parametrize("parts", APART.values(), ids=[*APART])
 def test_others_are_not(parts: Sequence[Tensor]) -> None:
-    assert joint(parts) is None
+    assert joint_tensor(parts) is None
 
 
 def test_new_tensors_lie_as_others_do() -> None:
-    found = beside(WHOLE.split([4, 6], -1))
+    found = empty_adjacent_like(WHOLE.split([4, 6], -1))
     assert [it.shape for it in found] == [(2, 3, 4), (2, 3, 6)]
-    assert joint(found) is not None
-    assert all(it.is_contiguous() for it in beside(APART["with a gap"]))
+    assert joint_tensor(found) is not None
+    assert all(it.is_contiguous() for it in empty_adjacent_like(APART["with a gap"]))

@@ -34,7 +34,7 @@ from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.activation_memory import Keeps, high_water
 from scalec.runtime import Axis, Mesh, Pipeline, StageInput
 from scalec.runtime.comm import p2p
-from scalec.runtime.comm.p2p import Exchange, Slot, received, sent
+from scalec.runtime.comm.p2p import Exchange, Slot, make_receive, make_send
 from scalec.runtime.debug.record import Recorder
 from scalec.runtime.debug.sanitize import Sanitizer
 from scalec.runtime.pipeline.stage_step import Chunks, LastCell, Pass
@@ -225,7 +225,10 @@ def test_where_the_backend_can_messages_begin_as_one(both: bool) -> None:
     """Even a single one, and each that is waited for waits for all."""
     group, out, under_way, into = _Coalescing(), Slot(), Slot(), Slot()
     axis, device = Axis("pp", 3, 1, group), torch.device("cpu")
-    send, receive = sent(out, axis, 2, under_way), received(into, axis, 0, CARRIED[:1], device)
+    send, receive = (
+        make_send(out, axis, 2, under_way),
+        make_receive(into, axis, 0, CARRIED[:1], device),
+    )
     out.put((torch.zeros(2),))
     exchange = Exchange(axis, [send, receive] if both else [receive], device)
     exchange.begin(None)
@@ -245,11 +248,13 @@ def _two_at_once() -> list[float]:
     if axis.rank == 0:
         for number, slot in enumerate(slots):
             slot.put((torch.full((1,), float(number)),))
-        Exchange(axis, [sent(slot, axis, 1, under_way) for slot in slots], device).begin(None)
+        Exchange(axis, [make_send(slot, axis, 1, under_way) for slot in slots], device).begin(None)
         under_way.take()
     else:
         one = [StageInput("x", (1,), torch.float32)]
-        Exchange(axis, [received(slot, axis, 0, one, device) for slot in slots], device).begin(None)
+        Exchange(axis, [make_receive(slot, axis, 0, one, device) for slot in slots], device).begin(
+            None
+        )
     values = [slot.take() for slot in slots]
     assert not link.under_way
     return [float(value) for (value,) in values] if axis.rank else []

@@ -4,11 +4,11 @@ import pytest
 
 from helpers.staged_model import schedules
 from scalec.compiler.schedules.csv_file import csv, groups_csv
-from scalec.runtime.pipeline.executor import grouped, read
+from scalec.runtime.pipeline.executor import group_messages, parse_row
 
 
 def _words(row: str, groups: str) -> list[str]:
-    made = grouped(read(row), groups)
+    made = group_messages(parse_row(row), groups)
     return [" ".join(f"{it.stage}{it.work}{it.microbatch}" for it in group) for group in made]
 
 
@@ -39,6 +39,6 @@ def test_forwards_keep_their_parts_of_groups() -> None:
     messages.
     """
     for row in ("0SEND_F1,2RECV_F0,0RECV_B0", "1RECV_F1,1SEND_F0,1SEND_B0"):
-        forwards = [each for each in read(row) if each.is_forward]
-        (group,) = grouped(forwards, row.replace(",", " "))
+        forwards = [each for each in parse_row(row) if each.is_forward]
+        (group,) = group_messages(forwards, row.replace(",", " "))
         assert group == forwards

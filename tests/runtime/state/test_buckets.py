@@ -79,7 +79,7 @@ def test_ranks_hold_whole_rows_and_each_element_once(
     boxes = [list(_state(_Seen(ranks, rank), shapes, shared=True).boxes()) for rank in range(ranks)]
     for i, shape in enumerate(shapes):
         held = [box for rank in boxes for box in rank if box.key == f"w{i}"]
-        assert all(box.own for box in held)
+        assert all(box.is_own for box in held)
         assert not fault(shape, [Extent(box.offset, tuple(box.tensor.shape)) for box in held])
         assert all(a.offset[0] + a.tensor.shape[0] == b.offset[0] for a, b in pairwise(held))
 

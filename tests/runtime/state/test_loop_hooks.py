@@ -130,7 +130,7 @@ def _extents(way: Way) -> list[tuple[str, tuple[int, ...], Extent]]:
     return [
         (box.key, box.shape, box.extent)
         for box in run.boxes().values()
-        if box.own and "/" not in box.key
+        if box.is_own and "/" not in box.key
     ]
 
 

@@ -88,7 +88,7 @@ def test_parts_are_the_same_elements_in_another_shape(shape: Shape, common: Shap
         for part in _cut(whole(shape), random.Random(seed), 3):
             own = numbers[part.within(whole(shape))].clone()
             for piece in pieces(part, shape, common):
-                found[piece.extent.within(whole(common))] = piece.of(own)
+                found[piece.extent.within(whole(common))] = piece.get_view(own)
         assert torch.equal(found, numbers.view(common))
 
 

@@ -29,13 +29,13 @@ NO, YES = torch.tensor(False), torch.tensor(True)
 
 
 def kept(scale: LossScale) -> dict[str, float]:
-    return {key: float(value) for key, value in scale.kept()}
+    return {key: float(value) for key, value in scale.get_checkpoint_values()}
 
 
 def near_growth(before: int) -> LossScale:
     """So many good steps before it grows."""
     scale = LossScale(torch.device("cpu"))
-    dict(scale.kept())[STEPS].fill_(INTERVAL - before)
+    dict(scale.get_checkpoint_values())[STEPS].fill_(INTERVAL - before)
     return scale
 
 
@@ -62,7 +62,7 @@ def test_a_skipped_step_counts_for_nothing() -> None:
 def test_it_does_not_grow_for_ever() -> None:
     own = LossScale(torch.device("cpu"))
     for _ in range(20):
-        dict(own.kept())[STEPS].fill_(INTERVAL - 1)
+        dict(own.get_checkpoint_values())[STEPS].fill_(INTERVAL - 1)
         own.update(NO, NO)
     assert float(own.value()) == MOST
 

@@ -11,9 +11,9 @@ import pytest
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.emit.plan_json import plan_json
 from scalec.compiler.passes import compile_plan, lower
-from scalec.compiler.proof.recorded.plan import expected, peers
+from scalec.compiler.proof.recorded.plan import get_expected_calls, peers
 from scalec.compiler.syntax.source import Source
-from scalec.runtime.train.watchdog.call_order import planned
+from scalec.runtime.train.watchdog.call_order import get_planned_calls
 from scalec.runtime.train.watchdog.verdict import members
 
 CASES = [
@@ -54,8 +54,8 @@ def test_files_of_schema_1_are_read() -> None:
         {"rank": stage["rank"], "turns": stage["layers"]} for stage in plan["pipeline"]["stages"]
     ]
     earlier = {**plan, "pipeline": {**plan["pipeline"], "stages": stages}}
-    assert [*planned(earlier, False, 0)] == [*planned(plan, False, 0)]
-    assert expected(earlier, 0) == expected(plan, 0)
+    assert [*get_planned_calls(earlier, False, 0)] == [*get_planned_calls(plan, False, 0)]
+    assert get_expected_calls(earlier, 0) == get_expected_calls(plan, 0)
 
 
 def _plan(source: Source) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def _compared(plan: dict[str, Any], rank: int) -> int:
         else None
     )
     number = 0
-    for phase, calls in expected(plan, rank).items():
-        found = [*planned(plan, phase == "evaluate", place)]
+    for phase, calls in get_expected_calls(plan, rank).items():
+        found = [*get_planned_calls(plan, phase == "evaluate", place)]
         assert [(each.value, each.line, each.where) for each in found] == [
             (each.value, each.line, each.where) for each in calls
         ]
@@ -88,7 +88,7 @@ def test_a_call_in_words() -> None:
     sanitizer's reports.
     """
     plan = _plan(Source("tiny.scale", plan_text(CASES[0])))
-    calls = [*map(str, planned(plan, False, None))]
+    calls = [*map(str, get_planned_calls(plan, False, None))]
     assert calls[0] == "all_reduce of `num_tokens.1` over dp, tiny.scale:1"
     assert "all_gather of `a.1` over tp in forward, layers.1, microbatch 2, tiny.scale:10" in calls
     backward = [each for each in calls if "`d__y` " in each]
@@ -101,7 +101,7 @@ def test_gathers_that_begin_ahead_say_the_layer_they_are_for() -> None:
     plan = _plan(Source("tiny.scale", plan_text(CASES[1])))
     gathers = [
         each
-        for each in planned(plan, False, None)
+        for each in get_planned_calls(plan, False, None)
         if each.op == "all_gather" and each.where == "forward"
     ]
     of_first = [each.layer for each in gathers if each.microbatch == 0]

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.bigram import PLAN
 from scalec.runtime import Plan, RunError, SmallerMesh
-from scalec.runtime.train.elastic import fitted
+from scalec.runtime.train.elastic import fit_to_ranks
 from scalec.runtime.train.launch import check
 from scalec.runtime.train.options import going_on, parse, torchrun
 from scalec.runtime.train.run_folder import Claim
@@ -35,7 +35,7 @@ def _fitted(
     }
     for name, value in (launched | environment).items():
         monkeypatch.setenv(name, value)
-    return fitted(ELASTIC, parse(ELASTIC, options.split()))
+    return fit_to_ranks(ELASTIC, parse(ELASTIC, options.split()))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_restarts_of_a_plan_for_one_size(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RunError, match=message) if message else nullcontext():
-        assert fitted(PLAN, parse(PLAN, options.split())) == (PLAN, 0)
+        assert fit_to_ranks(PLAN, parse(PLAN, options.split())) == (PLAN, 0)
 
 
 def test_the_lines_that_start_it_are_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +116,12 @@ def test_the_lines_that_start_it_are_for_all_nodes(monkeypatch: pytest.MonkeyPat
         " --nproc-per-node=2"
         " --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py"
     )
-    for plan in (ELASTIC, ELASTIC.on(8), ELASTIC.on(5)):
+    for plan in (ELASTIC, ELASTIC.shrink_to(8), ELASTIC.shrink_to(5)):
         assert torchrun(plan) == f"{line} --resume auto"
         assert going_on(plan, 9) == f"{line} --resume auto --steps 9 --lr 0.1"
     alone = replace(PLAN, smaller=(SmallerMesh({"dp": 1}, 2),))
     further = "torchrun --standalone --nproc-per-node=2 train.py --resume auto --steps 9 --lr 0.1"
-    assert going_on(alone.on(1), 9) == further
+    assert going_on(alone.shrink_to(1), 9) == further
 
 
 def test_the_last_start_has_the_folder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from scalec.runtime.checkpoint.saver import load, save
 from scalec.runtime.config.plan import Metrics
 from scalec.runtime.errors import RunError
 from scalec.runtime.state.engine import TrainState
-from scalec.runtime.state.skips import Held
+from scalec.runtime.state.skips import UpdateHold
 from scalec.runtime.train.finite import Finite
 
 NO = torch.tensor(False)
@@ -76,7 +76,7 @@ def test_steps_in_a_row_are_counted_on_over_a_checkpoint(tmp_path: Path) -> None
     state, other = made({"dp": 1}, 0), made({"dp": 1}, 1)
     first, second = Finite(state, skips=1), Finite(other, skips=1)
     for each in (state, other):
-        each.kept += each.held.kept()
+        each.replicated_values += each.hold.kept()
     assert first.after(1, _step(state, torch.nan))
     load(save(tmp_path, 1, state), other)
     with pytest.raises(
@@ -113,7 +113,7 @@ def test_the_step_is_named_though_it_is_seen_later() -> None:
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 3))
 def test_updates_are_held_after_more_in_a_row_than_may_be(finite: list[bool], most: int) -> None:
     """Against the rule in plain Python."""
-    held, row = Held(torch.device("cpu")), 0
+    held, row = UpdateHold(torch.device("cpu")), 0
     held.allow(most)
     for each in finite:
         row = 0 if each and row <= most else row + 1

@@ -6,7 +6,11 @@ import pytest
 
 from helpers.bigram import PLAN
 from scalec.runtime.data.corpus import DataSet
-from scalec.runtime.train.ignored_options import Situation, ignored_by_export, ignored_options
+from scalec.runtime.train.ignored_options import (
+    Situation,
+    find_ignored_by_export,
+    find_ignored_options,
+)
 from scalec.runtime.train.options import parse
 
 ALONE = replace(PLAN, mesh={"dp": 1})
@@ -18,7 +22,7 @@ def _said(
 ) -> list[str]:
     assert isinstance(plan, type(PLAN))
     situation = Situation(parse(plan, line.split()), plan, validates, resumed_from)
-    return [*ignored_options(situation)]
+    return [*find_ignored_options(situation)]
 
 
 ALL = (
@@ -78,7 +82,7 @@ def test_files_in_place_of_sets_are_said() -> None:
 def test_an_export_trains_nothing() -> None:
     line = "--export out --export-dtype fp32 --out runs --steps 9 --lr=1 --resume"
     options = parse(PLAN, [*line.split()])
-    assert [line.split()[1] for line in ignored_by_export(options)] == [
+    assert [line.split()[1] for line in find_ignored_by_export(options)] == [
         "--lr",
         "--resume",
         "--steps",

@@ -97,7 +97,7 @@ def test_a_step_that_is_skipped_has_one_record(tmp_path: Path, due: bool, later:
     log = small_log(tmp_path)
     if later:
         log.step(1, _metrics("cpu"), 0.1, due=False)
-    log.skipped(1, "step 1: loss 9.0 is a spike")
+    log.note_skipped(1, "step 1: loss 9.0 is a spike")
     log.settle()
     log.step(2 if later else 1, _metrics("cpu"), 0.1, due)
     log.settle()

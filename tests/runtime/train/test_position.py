@@ -26,9 +26,9 @@ from scalec.runtime import Mesh
 from scalec.runtime.comm.collectives import all_reduce_
 from scalec.runtime.comm.store import job_store
 from scalec.runtime.train.watchdog import position
-from scalec.runtime.train.watchdog.call_order import Call, planned
+from scalec.runtime.train.watchdog.call_order import Call, get_planned_calls
 
-_calls, _pending = position._calls, position._pending  # pyright: ignore[reportPrivateUsage]
+_calls, _pending = position._find_calls, position._find_pending_calls  # pyright: ignore[reportPrivateUsage]
 
 
 def _call(group: str, number: int) -> Call:
@@ -165,4 +165,4 @@ def test_calls_have_names_on_each_size_of_an_elastic_mesh(
     mesh: Any = SimpleNamespace(axes={"dp": dp, "tp": 2}, watch=None)
     made = [*position.order(mesh, False)()]
     assert bool(made) == found
-    assert made == ([*planned(sizes[dp], False, None)] if found else [])
+    assert made == ([*get_planned_calls(sizes[dp], False, None)] if found else [])

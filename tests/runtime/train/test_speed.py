@@ -114,7 +114,7 @@ def test_a_step_that_is_looked_at_is_not_compared(
     written = small_log(tmp_path, 40, expected=EXPECTED)
     for step in (1, 2, 3):
         if step == 2:
-            written.looked(step)
+            written.note_observed(step)
         clock.now += 4
         written.step(step, METRICS, 0.1)
     *_, third = [

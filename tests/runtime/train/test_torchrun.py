@@ -17,7 +17,7 @@ from torch.distributed.run import get_args_parser
 
 from helpers.forked_ranks import HANGS
 from scalec.runtime.train.options import Options
-from scalec.runtime.train.torchrun import first
+from scalec.runtime.train.torchrun import find_first_failure
 
 ENDING = (
     "from scalec.runtime.train.shutdown import ending\nfrom scalec.runtime.errors import"
@@ -164,11 +164,14 @@ def test_the_first_rank_that_tells_why_explains_the_others() -> None:
         2: _failure(1, 100, "early"),
         3: _failure(-15, 130),
     }
-    assert first(failures)[0] == 2
+    assert find_first_failure(failures)[0] == 2
 
 
 def test_where_nobody_tells_why_a_killed_rank_explains_the_others() -> None:
-    assert first({0: _failure(1, 100), 1: _failure(-9, 101), 2: _failure(-15, 101)})[0] == 1
+    assert (
+        find_first_failure({0: _failure(1, 100), 1: _failure(-9, 101), 2: _failure(-15, 101)})[0]
+        == 1
+    )
 
 
 @pytest.mark.parametrize("name", [each.name.replace("_", "-") for each in fields(Options)])

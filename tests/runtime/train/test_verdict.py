@@ -10,7 +10,13 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalec.runtime.train.watchdog.verdict import Position, awaited, judge, members, read
+from scalec.runtime.train.watchdog.verdict import (
+    Position,
+    find_awaited_ranks,
+    judge,
+    members,
+    read_positions,
+)
 
 MESHES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(
     lambda sizes: dict(zip("abc", sizes, strict=False))
@@ -103,7 +109,9 @@ def test_who_waits_says_for_whom(hung: Hung) -> None:
     mesh, culprit, found = hung
     for rank, each in found.items():
         if each.waiting and each.waits:
-            assert (culprit in awaited(mesh, each)) == (culprit in members(mesh, each.waits, rank))
+            assert (culprit in find_awaited_ranks(mesh, each)) == (
+                culprit in members(mesh, each.waits, rank)
+            )
 
 
 def test_ranks_that_wait_in_a_circle_are_all_named() -> None:
@@ -152,7 +160,7 @@ def test_all_that_wait_together_blame_the_links() -> None:
 @given(st.lists(st.builds(Position, st.integers(), st.text(), st.text(), failed=st.text())))
 def test_positions_are_read_as_they_are_written(positions: list[Position]) -> None:
     lines = "".join(json.dumps(asdict(each)) + "\n" for each in positions)
-    assert [each.failed for each in read(lines)] == [each.failed for each in positions]
+    assert [each.failed for each in read_positions(lines)] == [each.failed for each in positions]
 
 
 def test_members_of_some_ranks_of_an_axis() -> None:

@@ -19,7 +19,7 @@ def check(text: str, program: Program) -> int:
     Raises AssertionError, with the line, where the two differ.
     """
     try:
-        return TorchFile(program, text).read()
+        return TorchFile(program, text).compare()
     except SyntaxError as error:
         raise AssertionError(f"emit: line {error.lineno}: {error.msg}") from None
     except (MemoryError, RecursionError):

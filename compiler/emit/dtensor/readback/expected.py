@@ -14,7 +14,7 @@ from ....ir import BATCH, PRECISIONS, SEQUENCE, Bucket, Op, Pipeline, Program, T
 from ....ir.placements import dual_type
 from ....ir.stages import crossing as crossing_of
 from ...naming import DTYPES
-from ...readback.calls import placed
+from ...readback.calls import placement_text
 from ...target import mesh_axes, zigzag_ranks
 
 
@@ -33,7 +33,7 @@ class Plan:
         """The type of what runs the model."""
         return "'Pipeline'" if self.program.pipeline else "nn.Module"
 
-    def given(self, more: str = "") -> str:
+    def parameters_of_step(self, more: str = "") -> str:
         """The arguments of a step, with `more` before the batch."""
         batch = "Mapping[str, Tensor]" if self.program.pipeline else "Sequence[tuple[Tensor, ...]]"
         return f"model: {self.type}{more}, batch: {batch}"
@@ -79,7 +79,7 @@ def _build(plan: Plan) -> Iterator[str]:
     if pipeline:
         yield from _pipeline(plan, pipeline)
     settings = program.train.optimizer
-    groups = settings.grouped(param.name for param in program.params)
+    groups = settings.params_by_group(param.name for param in program.params)
     params = f"[{', '.join(_group(plan, *group) for group in groups.items())}]"
     if [param_group.lr_scale for param_group in groups] == [1]:
         params = f"model.parameters(), weight_decay={next(iter(groups)).weight_decay!r}"
@@ -121,7 +121,10 @@ def _example(value: Value, program: Program) -> str:
     sizes = ", ".join(str(program.size(dim)) for dim in type.dims)
 
     def over(value_type: Type) -> str:
-        return f"[{', '.join(placed(value_type.at(axis), shape) for axis in mesh_axes(program))}]"
+        placements = (
+            placement_text(value_type.placement_on(axis), shape) for axis in mesh_axes(program)
+        )
+        return f"[{', '.join(placements)}]"
 
     gradient = f", gradient={over(dual_type(type))}" if type.differentiable else ""
     return f"example(mesh, {sizes}, dtype={DTYPES[type.dtype]}, placements={over(type)}{gradient})"
@@ -138,7 +141,7 @@ def _microbatches(plan: Plan) -> Iterator[str]:
     for arg in plan.program.microbatches.args:
         type = arg.value.type
         over = ", ".join(
-            placed(type.at(axis), tuple((dim,) for dim in type.dims))
+            placement_text(type.placement_on(axis), tuple((dim,) for dim in type.dims))
             for axis in mesh_axes(plan.program)
         )
         how = f"seq_first={type.dims[0] == SEQUENCE}{f', zigzag={ranks}' if ranks > 1 else ''}"
@@ -161,14 +164,16 @@ def _microbatches(plan: Plan) -> Iterator[str]:
 
 def _train_step(plan: Plan) -> Iterator[str]:
     scaled = bool(_ops(plan.program, "loss_scale"))
-    parameters = plan.given(", optimizer: torch.optim.Optimizer")
+    parameters = plan.parameters_of_step(", optimizer: torch.optim.Optimizer")
     yield f"def train_step({parameters}, lr: float) -> Metrics:"
     yield from ["    scale = loss_scale(optimizer)"] * scaled
-    yield from _pipelined(True, scaled) if plan.program.pipeline else _each_microbatch(plan, scaled)
+    yield from (
+        _schedule_lines(True, scaled) if plan.program.pipeline else _each_microbatch(plan, scaled)
+    )
     reduced, norm = (
         ("model.gradients", "model.") if plan.program.pipeline else ("reduced_gradients", "")
     )
-    arguments = [*([] if plan.program.pipeline else ["model"]), *_sent(plan.program)]
+    arguments = [*([] if plan.program.pipeline else ["model"]), *_reduction_dtypes(plan.program)]
     yield f"    gradients = {reduced}({', '.join(arguments)})"
     if scaled:
         yield "    for gradient in gradients:"
@@ -187,7 +192,7 @@ def _train_step(plan: Plan) -> Iterator[str]:
     yield "    return Metrics(loss, norm, num_tokens)"
 
 
-def _pipelined(trains: bool, scaled: bool = False) -> Iterator[str]:
+def _schedule_lines(trains: bool, scaled: bool = False) -> Iterator[str]:
     """The lines that run a schedule: all microbatches."""
     by, back = (" / scale", " / scale") if scaled else ("", "")
     yield "    num_tokens = count_valid([batch['labels']])"
@@ -210,7 +215,7 @@ def _each_microbatch(plan: Plan, scaled: bool) -> Iterator[str]:
     yield "    loss = whole_sum(losses) / max(num_tokens, 1)"
 
 
-def _sent(program: Program) -> list[str]:
+def _reduction_dtypes(program: Program) -> list[str]:
     """The element type in which gradients are summed, where it is not their own."""
     pairs = {(program.reduce_dtype(bucket), bucket.type.dtype) for bucket in program.buckets}
     return sorted({DTYPES[sent] for sent, dtype in pairs if sent != dtype})
@@ -218,9 +223,9 @@ def _sent(program: Program) -> list[str]:
 
 def _eval_step(plan: Plan) -> Iterator[str]:
     yield "@torch.no_grad()"
-    yield f"def eval_step({plan.given()}) -> Metrics:"
+    yield f"def eval_step({plan.parameters_of_step()}) -> Metrics:"
     if plan.program.pipeline:
-        yield from _pipelined(False)
+        yield from _schedule_lines(False)
     else:
         yield f"    num_tokens = count_valid([labels for {plan.batch} in batch])"
         yield (

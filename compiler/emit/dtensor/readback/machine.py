@@ -23,7 +23,7 @@ def _stage_layers(
     e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]
 ) -> object:
     """The layers that a stage has of all, by number."""
-    layers_by_repeat = e.known.get("LAYERS_OF_STAGE")
+    layers_by_repeat = e.module_names.get("LAYERS_OF_STAGE")
     counts = (
         {
             ranges[-1].stop
@@ -89,16 +89,16 @@ class TorchMachine(Machine):
         if annotation not in self.compared:
             super().demand_fits(annotation, value, node)
 
-    def logged(self, run: Callable[[], object]) -> tuple[Log, object]:
+    def run_with_log(self, run: Callable[[], object]) -> tuple[Log, object]:
         """The log of what runs alone, whose loops count from 1, and its result."""
         outer, self.log, self._loops, self._lists = self.log, [], 0, 0
         result = run()
         log, self.log = self.log, outer
         return log, result
 
-    def expected(self, body: Sequence[ast.stmt], names: Mapping[str, object]) -> object:
+    def run_expected(self, body: Sequence[ast.stmt], names: Mapping[str, object]) -> object:
         """The result of statements of the compiler's own."""
-        bindings = {name: Binding(value) for name, value in (self.known | {**names}).items()}
+        bindings = {name: Binding(value) for name, value in (self.module_names | {**names}).items()}
         before, self.frame = self.frame, Frame(names=bindings, is_spec=True)
         result = self.run(body)
         self.frame = before
@@ -218,7 +218,7 @@ class TorchMachine(Machine):
         if name not in METHODS:
             return super().register(node, module, name, args, options)
         term = self.terms("call", self.terms("attr", module, name), tuple(args), options)
-        self.done(node, term)
+        self.log_term(node, term)
         return module if name == METHODS[0] else term
 
     def parts(self, node: ast.AST, value: object, count: int) -> "list[object]":
@@ -271,7 +271,7 @@ class TorchMachine(Machine):
         outer, self.log = self.log, choice.log
         result = self.run(stmt.body)
         if result is not NOTHING:
-            self.done(stmt, self.terms("return", result))
+            self.log_term(stmt, self.terms("return", result))
         self.log = outer
         return NOTHING
 

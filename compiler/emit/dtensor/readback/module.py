@@ -10,11 +10,11 @@ from functools import partial
 from math import prod
 from typing import cast
 
-from ....analysis.bucket_layout import stored_dims
+from ....analysis.bucket_layout import get_stored_dims
 from ....ir import Param, Pipeline, Program, walk
 from ....syntax.package_data import folder
 from ...hf_names import plain_names
-from ...readback.calls import placed
+from ...readback.calls import placement_text
 from ...readback.constants import constants
 from ...readback.execute import body_of
 from ...readback.forward import Forward
@@ -37,11 +37,13 @@ IMPORTED = {name: module for module, names in MODULES for name in names}
 class TorchWeights(Weights):
     """The weights of a program, DTensors of global shapes."""
 
-    def declared(self, param: Param) -> object:
+    def make_declaration(self, param: Param) -> object:
         """The call that declares a parameter, with its placements on the mesh."""
-        shape = tuple(stored_dims(param))
+        shape = tuple(get_stored_dims(param))
         sizes = ", ".join(str(prod(map(self.program.size, dims))) for dims in shape)
-        over = ", ".join(placed(param.type.at(axis), shape) for axis in mesh_axes(self.program))
+        over = ", ".join(
+            placement_text(param.type.placement_on(axis), shape) for axis in mesh_axes(self.program)
+        )
         args = param.init.args
         init = {"normal": f", std={args[0]!r}" if args else "", "ones": ", mean=1.0", "zeros": ""}[
             param.init.kind
@@ -82,7 +84,7 @@ class TorchFile(File):
         runs = "main" in self._fixed and ast.dump(body[-1]) == ast.dump(ast.parse(MAIN).body[0])
         for stmt in body[:-1] if runs else body:
             self._statement(stmt)
-        names = self.machine.known
+        names = self.machine.module_names
         demand(body[-1], runs == ("main" in names), f"the last statement should be `{MAIN}`")
         for stmt in body:
             if isinstance(stmt, ast.FunctionDef | ast.ClassDef) and stmt.name in self._fixed:
@@ -135,13 +137,15 @@ class TorchFile(File):
 
     # ---- what is done
 
-    def read(self) -> int:
+    def compare(self) -> int:
         """Reads everything; returns how many ops it does, which are all of the program."""
         demand_known(self._program)
         self.bind()
         machine, program = self._run, self._program
         functions = self._of_plan()
-        built, result_of_build = machine.logged(lambda: self._done(functions["build"]))
+        built, result_of_build = machine.run_with_log(
+            lambda: self._run_function(functions["build"])
+        )
         weights, (*_, model) = TorchWeights(machine, program), machine.classes
         inputs = Plan(program, {}, "").inputs
         if program.pipeline:
@@ -157,7 +161,7 @@ class TorchFile(File):
             if not isinstance(whole, Instance):
                 raise wrong(functions["build"], "makes no model")
             weights.declare(whole)
-            weights.demand_all(whole.of.node)
+            weights.demand_all(whole.class_of_module.node)
             forward = Forward(machine, program, weights.paths, DTENSOR)
             forward.compare(whole, inputs)
         plan = Plan(program, weights.paths, model.node.name)
@@ -165,21 +169,21 @@ class TorchFile(File):
             log, result = (
                 (built, cast(object, result_of_build))
                 if name == "build"
-                else machine.logged(partial(self._done, node))
+                else machine.run_with_log(partial(self._run_function, node))
             )
             self._compare(plan, node, [*steps(log)], result)
         self._demand_names(weights.paths)
         for stmt in self._tree.body:
             if not (isinstance(stmt, ast.FunctionDef | ast.ClassDef) and stmt.name in self._fixed):
                 machine.demand_all(ast.Module([stmt], []))
-        missing = {op.outputs[0].name for op in walk(program.forward.body)} - forward.done
+        missing = {op.outputs[0].name for op in walk(program.forward.body)} - forward.done_ops
         demand(self._tree, not missing, f"does not do {', '.join(sorted(missing))}")
         return len(program.ops)
 
     def _of_plan(self) -> dict[str, ast.FunctionDef]:
         nodes = {
             name: function.node
-            for name, function in self.machine.known.items()
+            for name, function in self.machine.module_names.items()
             if isinstance(function, Function)
         }
         wanted = {*FUNCTIONS, *(["crossing"] if self._program.pipeline else [])}
@@ -190,7 +194,7 @@ class TorchFile(File):
             }
         return {name: nodes[name] for name in FUNCTIONS}
 
-    def _done(self, node: ast.FunctionDef) -> object:
+    def _run_function(self, node: ast.FunctionDef) -> object:
         """The result of a function, of arguments that go by their names."""
         return self._run.function(node, [self._run.terms.name(arg.arg) for arg in node.args.args])
 
@@ -210,13 +214,13 @@ class TorchFile(File):
             f"`{_header(node)}` should be `{_header(wanted)}`",
         )
         names = {arg.arg: machine.terms.name(arg.arg) for arg in wanted.args.args}
-        log, result = machine.logged(lambda: machine.expected(wanted.body, names))
+        log, result = machine.run_with_log(lambda: machine.run_expected(wanted.body, names))
         expected = [*steps(log)]
         for (place, what), (_, other) in zip(actual, expected, strict=False):
             demand(
                 place,
                 what == other,
-                f"`{_first_line(place)}` is {_said(what)}, where the plan has {_said(other)}",
+                f"`{_first_line(place)}` is {_to_text(what)}, where the plan has {_to_text(other)}",
             )
         extra = actual[len(expected) :] or [(node.body[-1], None)]
         demand(
@@ -232,7 +236,7 @@ class TorchFile(File):
 
     def _compare_crossing(self, pipeline: Pipeline) -> None:
         """Raises where what crosses after a stage has another shape, type or placements."""
-        machine, function = self._run, self.machine.known["crossing"]
+        machine, function = self._run, self.machine.module_names["crossing"]
         assert isinstance(function, Function), "emit: no function of what crosses"
         (wanted,) = ast.parse(CROSSING).body
         assert isinstance(wanted, ast.FunctionDef), "emit: no header of what crosses"
@@ -242,10 +246,10 @@ class TorchFile(File):
             f"`{_header(function.node)}` should be `{_header(wanted)}`",
         )
         for stage, text in enumerate(crossing(self._program, pipeline)):
-            log, examples_of_text = machine.logged(
+            log, examples_of_text = machine.run_with_log(
                 partial(machine.function, function.node, [machine.terms.name("mesh"), stage])
             )
-            examples, examples_of_plan = machine.logged(partial(machine.spec, text))
+            examples, examples_of_plan = machine.run_with_log(partial(machine.spec, text))
             demand(
                 function.node,
                 frozen_key(examples_of_text) == frozen_key(examples_of_plan),
@@ -310,7 +314,7 @@ def _first_line(node: ast.AST) -> str:
     return ast.unparse(node).partition("\n")[0]
 
 
-def _said(what: object) -> str:
+def _to_text(what: object) -> str:
     return "a loop or a choice" if isinstance(what, tuple) else str(what)
 
 
