@@ -62,7 +62,7 @@ def _calls(program: Program) -> dict[str, Span]:
 
 
 def _taken(program: Program) -> set[str]:
-    """Names of values and repeats, and names to which programs give meaning."""
+    """Names of values and repeats, and names that programs give meaning to."""
     values = {base(name).lstrip("_") for name in program.types}
     repeats = {singular(dim.name) for dim in program.dims}
     return values | repeats | TAKEN

@@ -143,7 +143,7 @@ class Build:
         )
 
     def _group(self, group: object) -> "Group":
-        """The patterns of a group, those that lie side by side together, and its settings."""
+        """The patterns of a group, weights that lie side by side together, and its settings."""
         group_call, node = called(group, "ParamGroup"), self._at_of(group)
         if group_call is None:
             raise wrong(node, f"`{group}` is no group")

@@ -413,7 +413,7 @@ class Forward:
         return self._machine.terms("each", self._which(size, every), loop.symbol)
 
     def _followed(self, region: Region, used: Counter[str]) -> str:
-        """The first value by which backward comes through all layers.
+        """The first value that leads backward through all layers.
 
         A layer reads it, and something uses its end.
         """

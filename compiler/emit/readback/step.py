@@ -1,7 +1,7 @@
 """Compares `train_step` and `eval_step`, as they were run on symbols, with the ops of the IR's
 step.
 
-Purpose: what is counted, gathered, reduced and updated, over which axes and in which order.
+Purpose: what is counted, gathered, reduced and updated, over which axes, and the order.
 Non-goals: the model (`forward`), the loop over microbatches (`microbatches`), which buckets move in
 parts (`buckets`).
 """
@@ -247,7 +247,7 @@ class Step(Microbatches):
                 raise AssertionError(f"emit: nothing does {result.name} at the scope of the step")
 
     def _sent(self, op: Op, value: Value) -> str:
-        """The element type in which a gradient is reduced, between two casts, where it is not the
+        """The element type of a gradient's reduction, between two casts, where it is not the
         bucket's.
         """
         bucket, dtype = self._buckets.of(value), value.type.dtype

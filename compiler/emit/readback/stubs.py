@@ -58,9 +58,7 @@ def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Op
 
 
 def _recomputed(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """The same of a module, which backward recomputes whole; `enabled` says in which layers it
-    does.
-    """
+    """The same of a module, which backward recomputes whole; `enabled` says for which layers."""
     demand(node, bool(args), "recomputes nothing")
     if not isinstance(args[0], Instance):
         return _recompute(e, node, args, options)

@@ -81,7 +81,7 @@ class Zip:
 class Frame:
     """The names of one call of a function."""
 
-    own: frozenset[str] = frozenset()  # those that it binds somewhere
+    own: frozenset[str] = frozenset()  # the names that it binds somewhere
     names: dict[str, Binding] = Factory(dict[str, Binding])
     cells: dict[tuple[object, object], object] = Factory(dict[tuple[object, object], object])
     returns: bool = False  # whether a `return` is being run
