@@ -31,8 +31,9 @@ _INDEX = re.compile(r"\{[^}]*\}")
 class Table:
     """Names of another program.
 
-    tensors      its tensors by those of Hugging Face's files, `{}` for each index; the same where
-                 none are given.  A name that lacks the last index is a tensor of all experts
+    tensors      its tensors by the names in Hugging Face's files, `{}` for each index; the same
+                 names where none are given.  A name that lacks the last index is a tensor of all
+                 experts
     interleaved  its tensors whose heads' rows are pairs, `unless` it has a tensor of this name
     copies       tensors that it has beside others of the same values, where a plan ties the two
     """

@@ -1,6 +1,6 @@
 """The file beside an emitted program that says where files of weights hold the parameters.
 
-The names are those of `names hf`, or else the parameters' own: `layers.{i}.wq`.
+The names are the plan's, in `names hf`, or else the parameters' own: `layers.{i}.wq`.
 
 Non-goals: the plan's section `names` (`config.hf_names`), reading and writing such files (the
 runtime).
@@ -55,7 +55,7 @@ def own_name(pattern: str) -> str:
 
 
 def names_file(plan: Program, patterns: dict[str, str]) -> dict[str, str]:
-    """The file from which a program reads the names, name → text."""
+    """The file of names that a program reads, name → text."""
     program = get_program_with_names(plan, patterns)
     if not program.names:
         return {}

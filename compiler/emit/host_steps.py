@@ -1,4 +1,4 @@
-"""Steps by which `scalec calibrate` measures what the host of a GPU takes: programs of one rank
+"""Steps that `scalec calibrate` runs to measure what the host of a GPU takes: programs of one rank
 with few layers.
 
 A rank's peers are absent, and its groups do nothing, so a step is all that the host does besides

@@ -199,7 +199,8 @@ def weight_lines(
     split = list[str]()
     for i, group in enumerate(groups):
         if axes := type.axes_of(group[0]):
-            split.append(f"{i}: {literal(axes[0] if len(axes) == 1 else axes)}")
+            over = axes[0] if len(axes) == 1 else axes
+            split.append(f"{i}: {literal(over)}")
     if split:
         arguments.append(f"shard={{{', '.join(split)}}}")
     arguments.append(f"init={param.init.kind}({', '.join(map(literal, param.init.args))})")

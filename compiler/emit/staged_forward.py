@@ -180,7 +180,7 @@ class StagedBody(Body):
         return indices
 
     def _hand_over(self, carried: Sequence[str]) -> None:
-        """Gives the results of a branch the names by which they cross, all at once."""
+        """Gives the results of a branch the names that they cross with, all at once."""
         self._end_coercions()
         if renamed := self._names_to_rebind(carried):
             self._lines.append(f"{', '.join(renamed)} = {', '.join(renamed.values())}")

@@ -119,7 +119,7 @@ def step_lines(
 ) -> tuple[list[str], list[str]]:
     """The bodies of the two functions for the program's step, without indentation.
 
-    `patterns` are the parameters' names in the model's state, `sizes` those of dims' sizes.
+    `patterns` are the parameters' names in the model's state, `sizes` the names of dims' sizes.
     """
     step = _Step(program, patterns, sizes)
     for stmt in program.region.body:
@@ -227,7 +227,7 @@ class _Step:
         self.text["flat_params"] = "flat_params"
 
     def _sent(self, value: Value) -> str:
-        """The element type in which a gradient is reduced, where it is not the state's."""
+        """The element type of a gradient's reduction, where it is not the state's."""
         dtype = value.type.dtype
         if dtype == self._program.params[0].type.dtype:
             return ""
@@ -359,7 +359,7 @@ class _Step:
         self.evaluate.lines += [f"for {', '.join(variables)} in batch.microbatches():", forward]
 
     def _mul(self, op: Op) -> None:
-        """The gradient from which backward begins, with its loss scale; or the step's loss."""
+        """The gradient that backward begins from, with its loss scale; or the step's loss."""
         if self.text[op.inputs[1]] == "scale":
             self._seed = self.text[op.outputs[0].name] = "inv_num_tokens * scale"
             return

@@ -159,7 +159,7 @@ def _model(program: Program, model: Model) -> dict[str, Any]:
 def _identity(
     program: Program, patterns: Mapping[str, str], model_hash: str, unpadded_hash: str
 ) -> Iterator[str]:
-    """The lines of the settings by which a checkpoint is known to be of this model."""
+    """The lines of the settings that tell whether a checkpoint is of this model."""
     if model_hash:
         yield f"model={literal(model_hash)},  # what is computed, on any mesh"
     if unpadded_hash:

@@ -295,7 +295,7 @@ def _peers(program: Program, names: tuple[str, ...]) -> list[list[int]]:
 
 
 def _sum(program: Program, type: Type) -> Json:
-    """The sum of a gradient and those before it."""
+    """The sum of a gradient and the gradients before it."""
     shape, wide = program.local_shape(type), "f64" if type.dtype == "f64" else "f32"
     size = prod(shape) * (ITEM_BYTES[type.dtype] + 2 * ITEM_BYTES[wide])
     return {

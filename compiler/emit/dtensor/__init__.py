@@ -1,7 +1,7 @@
 """From the final IR to a program of torch alone: DTensors on a DeviceMesh, FSDP2, torch's
 optimizers.
 
-Purpose: the same classes as those of `train_py`, around them a step in torch's own words.
+Purpose: the same classes as in `train_py`, around them a step in torch's own words.
 Non-goals: what torch cannot do (`refusals`), how state is sharded (`sharded`).
 """
 
@@ -52,7 +52,7 @@ def emit(
     modules: Mapping[str, str] | None = None,
     tried: Sequence[Tried] = (),
 ) -> dict[str, str]:
-    """The files of a program of torch alone, by name, as `emit.emit` has those of the runtime's.
+    """The files of a program of torch alone, by name; `emit.emit` has the files of the runtime's.
 
     Raises PlanError where torch cannot express the plan.
     """
@@ -139,10 +139,9 @@ def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Itera
         if isinstance(declared, Child):
             count = sizes.get(declared.dim, declared.count)
             all_ = f"nn.ModuleList({declared.module.name}(mesh) for _ in range({count}))"
-            yield (
-                f"self.{name} ="
-                f" {staged.stage_layers(declared, str(count)) if declared.dim in cut else all_}"
-            )
+            is_cut = declared.dim in cut
+            modules = staged.stage_layers(declared, str(count)) if is_cut else all_
+            yield f"self.{name} = {modules}"
         else:
             yield from _weight(name, declared, program, sizes)
     if cut:
@@ -275,10 +274,8 @@ def _evaluate(program: Program, inputs: list[str]) -> Iterator[str]:
 
 
 def _count_valid(inputs: list[str]) -> str:
-    return (
-        "num_tokens = count_valid([labels for"
-        f" {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
-    )
+    names = ", ".join(name if name == "labels" else "_" for name in inputs)
+    return f"num_tokens = count_valid([labels for {names} in batch])"
 
 
 def _learning_rate(program: Program) -> Iterator[str]:

@@ -62,7 +62,7 @@ FILES = (
 
 
 def import_lines(text: str, user_modules: tuple[str, ...]) -> str:
-    """The lines that import what a program's text names, after those of its user ops' modules."""
+    """The lines that import what a program's text names, after its user ops' modules."""
     used = names_in(text)
     lines: list[str] = []
     for module, names in MODULES:
@@ -74,8 +74,8 @@ def import_lines(text: str, user_modules: tuple[str, ...]) -> str:
 
 
 def ops_source(text: str) -> str:
-    """The source of the functions and classes that a text names, and of those that these name,
-    file by file.
+    """The source of the functions and classes that a text names, and of all that these name in
+    turn, file by file.
     """
     texts = {name: source for file in FILES for name, source in _definitions(file)}
     wanted, new = set[str](), names_in(text) & texts.keys()

@@ -114,7 +114,8 @@ def _fully_shard(modules: Sharded, program: Program) -> Iterator[str]:
             f"{words} too, which the plan gathers by themselves: fully_shard takes all of a module"
         )
         yield from (f"# {line}" for line in wrap(comment, WIDTH - 6))
-    yield f"for module in {'stages' if program.pipeline else modules.modules}:"
+    all_modules = "stages" if program.pipeline else modules.modules
+    yield f"for module in {all_modules}:"
     yield from (f"    {line}" for line in call("fully_shard", arguments, 0, after=4).split("\n"))
     yield "    sum_gradients(module)"
 

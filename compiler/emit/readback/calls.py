@@ -63,7 +63,7 @@ class Calls:
         reader.compare(value)
 
     def rotary_table(self, op: Op) -> object:
-        """The table of rotary positions by which an op rotates, if it does: of the sequence and
+        """The table of rotary positions that an op rotates with, if it does: of the sequence and
         the last dim.
         """
         attrs, positions = dict(op.attrs), roles(op, self.types).query_seq

@@ -226,7 +226,7 @@ class Evaluator(ABC):
     # ---- several values
 
     def several(self, nodes: Sequence[ast.expr]) -> Iterator[object]:
-        """The values of expressions, those with a star one by one."""
+        """The values of expressions; an expression with a star gives its values one by one."""
         for node in nodes:
             if not isinstance(node, ast.Starred):
                 yield self.value(node)
@@ -311,7 +311,7 @@ class Evaluator(ABC):
     def call(
         self, node: ast.Call, function: object, args: Sequence[object], options: dict[str, object]
     ) -> object:
-        """The result of a call: that of a module or a class of the text, else a term."""
+        """The result of a call: a module's or a class's of the text, else a term."""
         match function:
             case Term() if stub := self.stubs.get(function):
                 return stub(self, node, args, options)

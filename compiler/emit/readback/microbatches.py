@@ -164,7 +164,7 @@ class Microbatches:
         self._spec(f"({' + '.join(terms)}).backward()", **names)
 
     def _sums(self, loop: Loop, before: Log) -> list[str]:
-        """The names of the sums of losses and loads, each of which begins as a zero of its own."""
+        """The names of the sums of losses and loads; each begins as a zero of its own."""
         names = list[str]()
         for i in range(self._program.microbatch_results if self._trains else 1):
             zero = self._values[f"zero {i}"]

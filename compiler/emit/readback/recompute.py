@@ -75,7 +75,7 @@ class Twins:
 
 
 def _regions(region: Region, around: Path = ()) -> list[tuple[Path, Region]]:
-    """A region and those in it, outer first."""
+    """A region and the regions in it, outer first."""
     path = (*around, (region.dim, region.span)) if region.dim else around
     inner = [
         inner_region for stmt in regions_in(region.body) for inner_region in _regions(stmt, path)

@@ -2,7 +2,7 @@
 stage's modules alone.
 
 Purpose: every stage does its part of the IR, receives what crosses, and declares no more than it
-reads.  Non-goals: which stage has what (`ir.stages`), and in which order stages work (`schedules`).
+reads.  Non-goals: which stage has what (`ir.stages`), the order of its work (`schedules`).
 """
 
 from collections import Counter

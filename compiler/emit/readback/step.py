@@ -1,7 +1,7 @@
 """Compares `train_step` and `eval_step`, as they were run on symbols, with the ops of the IR's
 step.
 
-Purpose: what is counted, gathered, reduced and updated, over which axes and in which order.
+Purpose: what is counted, gathered, reduced and updated, over which axes, and the order.
 Non-goals: the model (`forward`), the loop over microbatches (`microbatches`), which buckets move in
 parts (`buckets`).
 """

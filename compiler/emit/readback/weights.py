@@ -93,5 +93,5 @@ class Weights:
         init = f"{param.init.kind}({', '.join(map(repr, param.init.args))})"
         shard = {i: axes[0] if len(axes) == 1 else axes for i, axes in split.items()}
         return self.machine.spec(
-            f"weight(mesh, {sizes}, {f'shard={shard!r}, ' if shard else ''}init={init})"
+            f"weight(mesh, {sizes}, {f'shard={shard!r}, ' * bool(shard)}init={init})"
         )

@@ -72,7 +72,8 @@ def _build(plan: Plan) -> Iterator[str]:
     else:
         yield f"    model = {plan.model}(mesh){to}"
     for repeats, buckets in _sharded(plan):
-        yield f"    for module in {'stages' if pipeline else _modules(repeats)}:"
+        modules = "stages" if pipeline else _modules(repeats)
+        yield f"    for module in {modules}:"
         mesh = "inner" if pipeline else "mesh"
         yield f"        fully_shard(module, mesh={mesh}, {', '.join(_sharding(program, buckets))})"
         yield "        sum_gradients(module)"
@@ -291,7 +292,7 @@ def demand_known(program: Program) -> None:
 
 
 def _ops(program: Program, kind: str = "") -> list[Op]:
-    """The ops of the step besides its microbatches, all of them or those of a kind."""
+    """The ops of the step besides its microbatches, all of them or all of a kind."""
     ops = (stmt for stmt in program.region.body if isinstance(stmt, Op))
     return [op for op in ops if kind in ("", op.kind)]
 
@@ -354,7 +355,7 @@ def _sharding(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
 
 
 def _each_module(plan: Plan) -> Iterator[str]:
-    """The lines by which each microbatch tells modules whether to reduce gradients, and to free
+    """The lines that tell modules, for each microbatch, whether to reduce gradients, and to free
     parameters.
     """
     last = "number == len(batch)"

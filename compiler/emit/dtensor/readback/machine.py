@@ -147,7 +147,7 @@ class TorchMachine(Machine):
                 raise wrong(node, f"`{ast.unparse(node)}` is no part of a program")
 
     def _List(self, node: ast.List) -> object:
-        """A new list, to which a step appends, or several values."""
+        """A new list that a step appends to, or several values."""
         if node.elts:
             return self._Tuple(node)
         self._lists += 1
@@ -222,7 +222,7 @@ class TorchMachine(Machine):
         return module if name == METHODS[0] else term
 
     def parts(self, node: ast.AST, value: object, count: int) -> "list[object]":
-        """The values of a value that is several, of which one may be several too."""
+        """The values of a value that is several; one of them may be several too."""
         if isinstance(value, Term) and value.head == "item":
             return [self.terms("item", value, i, count) for i in range(count)]
         return [*super().parts(node, value, count)]

@@ -286,8 +286,8 @@ def _constants(program: Program) -> dict[str, str]:
 
 
 def demand_same(actual: ast.AST, wanted: ast.AST, place: ast.AST | None = None) -> None:
-    """Raises where a text is not word for word that of all programs, with the innermost line
-    that is not.
+    """Raises where a text is not word for word the same as in all programs, with the innermost
+    line that differs.
     """
     if ast.dump(actual) == ast.dump(wanted):
         return
