@@ -96,7 +96,8 @@ def _shares(counts: Sequence[int]) -> tuple[float, ...]:
 def text(loads: Loads) -> str:
     """A table of the least and the most load of each layer at some of the steps."""
     places = _spread(len(loads.steps))
-    rows = [("layer", "", *(f"step {loads.steps[place]:,}" for place in places))]
+    rows: list[tuple[str, ...]] = []
+    rows.append(("layer", "", *(f"step {loads.steps[place]:,}" for place in places)))
     for layer in range(loads.layers):
         cells = [str(layer), ""]
         for place in places:

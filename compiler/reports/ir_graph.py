@@ -6,7 +6,7 @@ from typing import Any
 
 from networkx import (
     MultiDiGraph,
-    generate_graphml,
+    generate_graphml,  # pyright: ignore[reportUnknownVariableType]
     node_link_data,  # pyright: ignore[reportUnknownVariableType]
 )
 

@@ -123,7 +123,7 @@ def files(
     job = needs(program, run)
     job["files"] = _given(rest, "--data") or job["files"]
     file = FILES[scheduler]
-    words = {**how, **_machine_words(program, job), **_name_words(run)}
+    words: dict[str, Any] = {**how, **_machine_words(program, job), **_name_words(run)}
     out = (_given(rest, "--out") or [str(PurePath("runs", run))])[-1]
     resume = [] if _given(rest, "--resume") else ["--resume", "auto"]
     text = filled(

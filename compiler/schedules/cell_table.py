@@ -222,8 +222,9 @@ def coded(
 ) -> CellTable:
     """The cells whose stage and work have these codes."""
     distinct_codes, like = np.unique(codes, return_inverse=True)
+    numbers: list[int] = distinct_codes.tolist()
     kinds: list[Action] = []
-    for number in distinct_codes.tolist():
+    for number in numbers:
         stage, work = divmod(number, len(WORKS))
         kinds.append(Action(stage, WORKS[work], 0))
     return CellTable(schedule, rank, places, microbatch, like, tuple(kinds))
