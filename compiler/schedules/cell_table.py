@@ -222,6 +222,7 @@ def make_table(
 ) -> CellTable:
     """The cells whose stage and work have these codes."""
     distinct_codes, like = np.unique(codes, return_inverse=True)
+    numbers: list[int] = distinct_codes.tolist()
     kinds: list[Action] = []
     numbers: list[int] = distinct_codes.tolist()
     for number in numbers:
