@@ -255,11 +255,7 @@ class _Sizes:
         if dim.name in self._chosen:
             return min(dim.size, 2)
         claims = self._claims.get(dim.name, [])
-        unit = 1
-        for claim in claims:
-            if claim.split:
-                # ranks with two chunks each need twice as many parts
-                unit *= self._axes[claim.axis] * (1 + claim.zigzag)
+        unit = self._parts_of_axes(claims)
         if dim.name == BATCH:
             unit *= self._sequences
         if dim.size == 1 or not all(claim.split for claim in claims) or self._is_apart(dim.name):
@@ -271,6 +267,15 @@ class _Sizes:
         if few := self._groups.get(dim.name):
             return self._multiple_of_heads(dim, unit, few)
         return self._distinct(dim, unit)
+
+    def _parts_of_axes(self, claims: Iterable[Claim]) -> int:
+        """The number of equal parts that axes cut a dim into, chunks counted."""
+        count = 1
+        for claim in claims:
+            if claim.split:
+                # ranks with two chunks each need twice as many parts
+                count *= self._axes[claim.axis] * (1 + claim.zigzag)
+        return count
 
     def _multiple_of_heads(self, dim: Dim, unit: int, few: Iterable[str]) -> int:
         """The number of query heads for key/value heads: more than one for each where the plan
