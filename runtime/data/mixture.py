@@ -47,7 +47,8 @@ class Stream:
         if self.windows < 2:
             raise RunError(
                 f"too little data to hold a part of it out: {quote_first_names(self.files)} makes"
-                f" one window of {count_with_noun(self.width, 'token')}; write `holdout = 0`, or name more files"
+                f" one window of {count_with_noun(self.width, 'token')};"
+                " write `holdout = 0`, or name more files"
             )
         held_out = min(max(1, round(share * self.windows)), self.windows - 1)
         before, last = copy(self), copy(self)
