@@ -174,10 +174,8 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
         case Positions() | PositionIds() | Experts():
             return context.layout(argument)
         case Shards(parts):
-            entries = list[str]()
-            for dim, part in parts.items():
-                text = _argument(part, op, operands, context)
-                entries.append(f"{context.index(op.inputs[0], dim)}: {text}")
+            texts = {dim: _argument(part, op, operands, context) for dim, part in parts.items()}
+            entries = (f"{context.index(op.inputs[0], dim)}: {text}" for dim, text in texts.items())
             return f"{{{', '.join(entries)}}}"
         case Keyword(operand):
             return operands[operand].text

@@ -22,6 +22,18 @@ BEFORE, AFTER = (".weights", ".flat_params", "unshard_ahead"), (".gradients",)
 """The functions called before the microbatches, and the functions called after them."""
 
 
+FIXED_TEXTS = {"one": "", "loss_scale": "state.loss_scale()"}
+"""The expressions of ops without operands."""
+
+
+def _norm(op: Op) -> str:
+    """The norm of all gradients, over the loss scale where it is an operand."""
+    operands = [f"a{i}" for i in range(len(op.inputs))]
+    if op.kind == "unscaled_norm":
+        return f"({' + '.join(operands[1:])}).sqrt() / a0"
+    return f"({' + '.join(operands)}).sqrt()"
+
+
 class Step(Microbatches):
     """Compares one of the two functions; `given` are the inputs, in the order of the model's
     arguments.
@@ -158,7 +170,6 @@ class Step(Microbatches):
 
     def _text(self, op: Op) -> str:
         """The expression of an op of operands `a0`, `a1`, …; "" where another line does it."""
-        operands = [f"a{i}" for i in range(len(op.inputs))]
         match op.kind:
             case "count_valid":
                 labels = next(
@@ -166,25 +177,32 @@ class Step(Microbatches):
                 )
                 assert op.inputs == (labels,), "emit: counts other than labels"
                 return "count_valid(batch.labels)"
-            case "one":
-                return ""
+            case "one" | "loss_scale":
+                return FIXED_TEXTS[op.kind]
             case "reciprocal":
                 return f"a0.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()"
-            case "loss_scale":
-                return "state.loss_scale()"
-            case "mul":
-                alone = op == self._seeds()[0] and not self._program.pipeline
-                return "" if alone else "a0 * a1"
-            case "grad_norm":
-                return f"({' + '.join(operands)}).sqrt()"
-            case "unscaled_norm":
-                return f"({' + '.join(operands[1:])}).sqrt() / a0"
-            case "clip_scale":
-                return f"clip_scale(a0, {op.get('max')!r})" if op.get("max") else ""
-            case "unscaled":
-                return "1 / a1" if self._values.get(op.inputs[0]) is None else "a0 / a1"
+            case "mul" | "clip_scale" | "unscaled":
+                return self._scaling(op)
+            case "grad_norm" | "unscaled_norm":
+                return _norm(op)
             case "sum_squares":
                 return self._squares(op)
+            case _:
+                return self._condition(op)
+
+    def _scaling(self, op: Op) -> str:
+        """The expression of an op that scales the loss or the gradients."""
+        if op.kind == "clip_scale":
+            most = op.get("max")
+            return f"clip_scale(a0, {most!r})" if most else ""
+        if op.kind == "unscaled":
+            return "1 / a1" if self._values.get(op.inputs[0]) is None else "a0 / a1"
+        alone = op == self._seeds()[0] and not self._program.pipeline
+        return "" if alone else "a0 * a1"
+
+    def _condition(self, op: Op) -> str:
+        """The expression of an op that decides whether the step updates."""
+        match op.kind:
             case "if_finite":
                 return "" if self._scale else "a2.isfinite() & a1.isfinite()"
             case "loss_limit":

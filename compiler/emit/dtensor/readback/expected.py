@@ -132,35 +132,31 @@ def _example(value: Value, program: Program) -> str:
 
 
 def _microbatches(plan: Plan) -> Iterator[str]:
-    parameters, staged = (
-        ", ".join(f"{name}: Tensor" for name in plan.inputs),
-        plan.program.pipeline is not None,
-    )
+    parameters = ", ".join(f"{name}: Tensor" for name in plan.inputs)
+    axes = mesh_axes(plan.program)
+    staged = plan.program.pipeline is not None
+    mesh = "mesh"
+    if staged:
+        mesh = f"mesh[{(*axes,)!r}]"
     returned = "dict[str, Tensor]" if staged else "list[tuple[Tensor, ...]]"
     yield f"def microbatches(mesh: DeviceMesh, {parameters}) -> {returned}:"
     ranks, parts = zigzag_ranks(plan.program), list[str]()
     for arg in plan.program.microbatches.args:
         type = arg.value.type
-        over = ", ".join(
-            placement_text(type.placement_on(axis), tuple((dim,) for dim in type.dims))
-            for axis in mesh_axes(plan.program)
-        )
-        how = f"seq_first={type.dims[0] == SEQUENCE}{f', zigzag={ranks}' if ranks > 1 else ''}"
-        mesh, name = (
-            f"mesh[{(*mesh_axes(plan.program),)!r}]" if staged else "mesh",
-            base(arg.value.name),
-        )
-        part = (
-            f"by_microbatch({mesh}, {name}, {plan.program.size('microbatches')}, [{over}], {how})"
-        )
-        parts.append(
-            f"{name!r}: all_microbatches({part}, dim={type.dims.index(BATCH)})" if staged else part
-        )
-    yield (
-        f"    return {{{', '.join(parts)}}}"
-        if staged
-        else f"    return list(zip({', '.join(parts)}, strict=True))"
-    )
+        shape = tuple((dim,) for dim in type.dims)
+        over = ", ".join(placement_text(type.placement_on(axis), shape) for axis in axes)
+        how = f"seq_first={type.dims[0] == SEQUENCE}"
+        if ranks > 1:
+            how += f", zigzag={ranks}"
+        name, count = base(arg.value.name), plan.program.size("microbatches")
+        part = f"by_microbatch({mesh}, {name}, {count}, [{over}], {how})"
+        if staged:
+            part = f"{name!r}: all_microbatches({part}, dim={type.dims.index(BATCH)})"
+        parts.append(part)
+    if staged:
+        yield f"    return {{{', '.join(parts)}}}"
+    else:
+        yield f"    return list(zip({', '.join(parts)}, strict=True))"
 
 
 def _train_step(plan: Plan) -> Iterator[str]:
@@ -336,11 +332,12 @@ def _sharding(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
         if axis in axes and all(axis in bucket.reduce_axes for bucket in buckets)
     ]
     dims = {"shard": [axis for axis in first.shard_axes if axis in axes], "replicate": summed}
-    options = (
-        f"{key}={tuple(names) if len(names) > 1 else names[0]!r}"
-        for key, names in dims.items()
-        if names
-    )
+    options = list[str]()
+    for key, names in dims.items():
+        if len(names) == 1:
+            options.append(f"{key}={names[0]!r}")
+        elif names:
+            options.append(f"{key}={tuple(names)}")
     yield f"reshard_after_forward={first.reshard_after_forward and not program.pipeline}"
     yield f"dp_mesh_dims=DataParallelMeshDims({', '.join(options)})"
     compute, (stored,) = (

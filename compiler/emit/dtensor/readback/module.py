@@ -304,10 +304,10 @@ def demand_same(actual: ast.AST, wanted: ast.AST, place: ast.AST | None = None) 
 
 def _header(node: ast.FunctionDef) -> str:
     decorators = "".join(f"@{ast.unparse(decorator)} " for decorator in node.decorator_list)
-    return (
-        f"{decorators}{node.name}({ast.unparse(node.args)}) ->"
-        f" {ast.unparse(node.returns) if node.returns else ''}"
-    )
+    returned = ""
+    if node.returns:
+        returned = ast.unparse(node.returns)
+    return f"{decorators}{node.name}({ast.unparse(node.args)}) -> {returned}"
 
 
 def _first_line(node: ast.AST) -> str:
