@@ -33,7 +33,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from scalec.compiler.analysis.hardware import Collective, Hardware, load
 from scalec.compiler.analysis.time.clocks import StepTime
 from scalec.compiler.analysis.time.step import step_time
-from scalec.compiler.emit.work_list import work_list
+from scalec.tools.calibrate.work_list import work_list
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load as source
 from scalec.runtime import Batch, Mesh
@@ -307,7 +307,7 @@ def calibrated(folder: Path, cases: Mapping[str, Case] = MEASURED, *launch: str)
         sys.executable,
         "-m",
         *launch,
-        "scalec.runtime.calibrate",
+        "scalec.tools.calibrate",
         listed,
         "-o",
         figures,

@@ -109,7 +109,7 @@ class Plan:
         tokens: how many to train on, by default the tokens of the plan's steps.  Raises PlanError
         where the proof fails.
         """
-        from scalec.compiler.reports.html import Subject, report
+        from scalec.tools.report import Subject, report
 
         subjects = list[Subject]()
         for plan in (self, other) if other else (self,):
@@ -141,7 +141,7 @@ class Page:
         return f"<scalec.Page of {len(self.html):,} characters>"
 
     def _repr_html_(self) -> str:
-        from scalec.compiler.reports.html import notebook
+        from scalec.tools.report import notebook
 
         return notebook(self.html)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scalec.compiler.syntax.formatter import format_plan
+from scalec.tools.formatter import format_plan
 from scalec.compiler.syntax.limits import load
 from scalec.testing import assert_equal_step, assert_mutants_caught
 

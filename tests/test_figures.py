@@ -10,8 +10,8 @@ import pytest
 import scalec
 from helpers.mistakes import MISTAKES
 from scalec.compiler.cli import main
-from scalec.compiler.cli.planner.search import ALIKE
-from scalec.compiler.cli.planner.sweep import CLIFF
+from scalec.tools.planner.search import ALIKE
+from scalec.tools.planner.sweep import CLIFF
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import SEQUENCE
 from scalec.compiler.syntax.limits import MAX_BYTES, MAX_WRITTEN_BYTES, load

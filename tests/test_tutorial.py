@@ -13,7 +13,7 @@ import pytest
 
 from helpers.launched import run_file
 from scalec.compiler import cli
-from scalec.compiler.syntax.formatter import format_plan
+from scalec.tools.formatter import format_plan
 from scalec.compiler.syntax.limits import load
 
 ROOT = Path(__file__).parents[1]

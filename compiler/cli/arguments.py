@@ -4,28 +4,19 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptio
 from pathlib import Path
 
 from .. import __version__
-from . import (
-    calibrate,
-    compile,
-    completion,
-    convert,
-    diff,
-    doctor,
-    explain,
-    fmt,
-    ir,
-    launch,
-    log,
-    lsp,
-    new,
-    plan,
-    plans,
-    report,
-    run,
-    schedule,
-    schema,
-    verify,
-)
+from ...tools.calibrate import command as calibrate
+from . import compile, completion, explain, ir, plans, run, schema, verify
+from ...tools.convert import command as convert
+from ...tools.diff import command as diff
+from ...tools.doctor import command as doctor
+from ...tools.formatter import command as fmt
+from ...tools.launch import command as launch
+from ...tools.log import command as log
+from ...tools import language_server as lsp
+from ...tools.new import command as new
+from ...tools.planner import command as plan
+from ...tools.report import command as report
+from ...tools.schedule import command as schedule
 from .command import plan_path
 
 COMMANDS = (

@@ -27,7 +27,7 @@ PROCESS = {CPU: 2 << 30, "cuda": 8 << 30}
 
 
 def needs(program: Program, name: str) -> dict[str, Any]:
-    """The needs of a job whose run is called `name`, as `runtime/calibrate/doctor` reads them.
+    """The needs of a job whose run is called `name`, as `tools/doctor` reads them.
 
     `memory` and `host` are bytes of a rank, `checkpoint` is the bytes of all ranks.  `links` are
     the links that predicted step times use, in bytes a second and in seconds; there are none where

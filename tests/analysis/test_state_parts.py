@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.analysis.state_parts import fault, get_written_parts, shape
+from scalec.tools.convert.state_parts import fault, get_written_parts, shape
 from scalec.compiler.emit.model_classes import model_classes
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan

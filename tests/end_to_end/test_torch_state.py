@@ -20,7 +20,7 @@ from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.harness import Part
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.emit.checkpoint_names import checkpoint_names
+from scalec.tools.convert.checkpoint_names import checkpoint_names
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh

@@ -15,7 +15,7 @@ from scalec.compiler.ops import OPS
 from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
-from scalec.compiler.syntax.formatter import format_plan
+from scalec.tools.formatter import format_plan
 from scalec.compiler.syntax.source import Source
 
 Golden = Callable[[str, str], None]

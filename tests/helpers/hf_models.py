@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from scalec.compiler.frontend.hf_import import import_config
+from scalec.tools.importer import import_config
 from scalec.compiler.syntax.limits import load
 
 SEQ, ROWS, VOCAB = 16, 8, 64

@@ -12,7 +12,7 @@ import pytest
 from reports.test_codes import compiled
 from scalec.compiler.analysis.memory import account, fits, too_large
 from scalec.compiler.emit.dtensor import refusals
-from scalec.compiler.frontend.hf_import import import_config
+from scalec.tools.importer import import_config
 from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
 from scalec.compiler.syntax.diagnostics import CODES, Diagnostic, PlanError

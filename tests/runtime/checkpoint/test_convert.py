@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.emit.checkpoint_names import checkpoint_names, tables
+from scalec.tools.convert.checkpoint_names import checkpoint_names, tables
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh, RunError
