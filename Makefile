@@ -4,7 +4,7 @@ NEW     := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON  ?= $(shell for p in python3.11 python3; do $$p -c '$(NEW)' 2>/dev/null && echo $$p && break; done)
 BIN     := .venv/bin
 STAMP   := .venv/.set-up
-MODULES := codegen_templates compiler entry formats grammar plans runtime testing
+MODULES := codegen_templates compiler entry formats grammar plans runtime testing tools
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
 # Every process that imports scalec reads its modules compiled, whatever the shell's environment says.

@@ -15,13 +15,13 @@ from time import process_time
 
 from measure import asked_quick, table, where
 
+from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 from scalec.tools.language_server.complete import complete
 from scalec.tools.language_server.diagnose import get_shown_diagnostics
 from scalec.tools.language_server.document import Document, compile_document, parse_document
 from scalec.tools.language_server.hints import colours, hints
 from scalec.tools.language_server.hover import hover
-from scalec.compiler.syntax.limits import load
-from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parent.parent / "plans"
 BAR = 0.100

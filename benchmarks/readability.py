@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RATCHETS = Path(__file__).with_suffix(".toml")
-FOLDERS = ("compiler", "entry", "formats", "runtime")
+FOLDERS = ("compiler", "entry", "formats", "runtime", "tools")
 DOCUMENTS = ("README.md", "docs/*.md", "docs/decisions/*.md")
 
 WIDEST = 100

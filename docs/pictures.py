@@ -11,17 +11,17 @@ from attrs import evolve
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.analysis.link_traffic import crosses, get_sent_bytes
 from scalec.compiler.analysis.memory import Account, account
-from scalec.tools.report.command import subject
 from scalec.compiler.config.units import amount
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
-from scalec.tools.drawing import Canvas, ticks
-from scalec.tools.report.calls import busiest, by_rank
-from scalec.tools.report.model import draw_model, model
 from scalec.compiler.reports.summary import axes_of, get_launch
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate
 from scalec.compiler.syntax.source import Source
+from scalec.tools.drawing import Canvas, ticks
+from scalec.tools.report.calls import busiest, by_rank
+from scalec.tools.report.command import subject
+from scalec.tools.report.model import draw_model, model
 
 ROOT = Path(__file__).parents[1]
 WIDTH, HIGH, LEFT, RIGHT, TOP = 760, 260, 86, 190, 56

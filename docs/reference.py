@@ -11,7 +11,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from pygments.formatters import HtmlFormatter
 
-from scalec.compiler.cli.arguments import COMMANDS
+from scalec.compiler.cli.commands import COMMANDS
 from scalec.compiler.config.fields import Field, Part, Settings, fields_of, heading_of
 from scalec.compiler.config.settings import Cluster, Flow, Pipelining, StateGroup, Train, Watch
 from scalec.compiler.reports.explain import texts
@@ -57,10 +57,11 @@ def pages() -> dict[str, str]:
 
 def _commands() -> Iterator[str]:
     yield "# Commands\n\n`scalec --help` lists them, `scalec COMMAND --help` says what is below."
-    for command in COMMANDS:
-        parser = ArgumentParser(f"scalec {command.name}", add_help=False)
+    for entry in COMMANDS:
+        command = entry.load()
+        parser = ArgumentParser(f"scalec {entry.name}", add_help=False)
         command.arguments(parser)
-        yield f"\n## scalec {command.name}\n\n{command.text}\n\n```\n{command.example}\n```\n"
+        yield f"\n## scalec {entry.name}\n\n{command.text}\n\n```\n{command.example}\n```\n"
         yield "| argument | |\n|---|---|"
         for action in parser._actions:
             options = ", ".join(f"`{option}`" for option in action.option_strings)

@@ -52,7 +52,7 @@ MESH_OF_THE_PAGE = {
 
 @frozen
 class Insertion:
-    """A block of CONTRIBUTING.md, and the line of a file of the compiler before which a
+    """A block of CONTRIBUTING.md, and the line of a file before which a
     contributor puts it.
     """
 
@@ -71,9 +71,9 @@ class Insertion:
         (block,) = (block for block in blocks if block.startswith(self.begins))
         return block
 
-    def carry_out(self, compiler: Path) -> None:
+    def carry_out(self, package: Path) -> None:
         """Puts the block before its line, as far to the right as the line."""
-        path = compiler / self.file
+        path = package / self.file
         before = path.read_text(encoding="utf-8")
         assert before.count(f"\n{self.before}") == 1, (
             f"{self.file} has no single line `{self.before}`"
@@ -86,21 +86,23 @@ class Insertion:
 
 OP, PASS = "A first op", "A first pass"
 SCHEDULE, WARNING = "A first schedule", "A first warning"
-LINTS = "reports/lints.py"
-NEW_FILE = Insertion(PASS, '"""', "passes/join_scales.py", "")
+LINTS = "compiler/reports/lints.py"
+NEW_FILE = Insertion(PASS, '"""', "compiler/passes/join_scales.py", "")
 INSERTIONS = (
-    Insertion(OP, "Pointwise(", "ops/pointwise.py", '    Pointwise("exp"', ","),
-    Insertion(PASS, "from .join_scales", "passes/__init__.py", "from .look_ahead"),
-    Insertion(PASS, "join_scales", "passes/__init__.py", "    propagate,", ","),
-    Insertion(SCHEDULE, "def eager", "schedules/orders.py", "def interleaved("),
-    Insertion(SCHEDULE, '"eager_1f1b": Sch', "schedules/registry.py", '    "interleaved_1f1b":'),
+    Insertion(OP, "Pointwise(", "compiler/ops/pointwise.py", '    Pointwise("exp"', ","),
+    Insertion(PASS, "from .join_scales", "compiler/passes/__init__.py", "from .look_ahead"),
+    Insertion(PASS, "join_scales", "compiler/passes/__init__.py", "    propagate,", ","),
+    Insertion(SCHEDULE, "def eager", "compiler/schedules/orders.py", "def interleaved("),
     Insertion(
-        SCHEDULE, '"eager_1f1b": _full', "reports/schedule/figures.py", '    "interleaved_1f1b":'
+        SCHEDULE, '"eager_1f1b": Sch', "compiler/schedules/registry.py", '    "interleaved_1f1b":'
     ),
-    Insertion(WARNING, '"W0999"', "syntax/diagnostics.py", '    "W0916":'),
+    Insertion(
+        SCHEDULE, '"eager_1f1b": _full', "tools/schedule/figures.py", '    "interleaved_1f1b":'
+    ),
+    Insertion(WARNING, '"W0999"', "compiler/syntax/diagnostics.py", '    "W0916":'),
     Insertion(WARNING, "def _large", LINTS, "def _reserve_of_nothing("),
     Insertion(WARNING, "yield from", LINTS, "    yield from _few_rows(program)"),
-    Insertion(WARNING, "[W0999]", "reports/codes.toml", "[E0101]"),
+    Insertion(WARNING, "[W0999]", "compiler/reports/codes.toml", "[E0101]"),
 )
 
 
@@ -116,12 +118,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (package / file.name).symlink_to(file)
     for name in ("codegen_templates", "formats", "grammar", "plans", "runtime", "testing"):
         (package / name).symlink_to(ROOT / name)
-    compiler = package / "compiler"
-    shutil.copytree(ROOT / "compiler", compiler, ignore=shutil.ignore_patterns("__pycache__"))
-    (compiler / NEW_FILE.file).write_text(NEW_FILE.block(), encoding="utf-8")
+    for name in ("compiler", "tools"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, package / name, ignore=ignore)
+    (package / NEW_FILE.file).write_text(NEW_FILE.block(), encoding="utf-8")
     for insertion in INSERTIONS:
-        insertion.carry_out(compiler)
-    registry = compiler / "schedules" / "registry.py"
+        insertion.carry_out(package)
+    registry = package / "compiler" / "schedules" / "registry.py"
     imported = "    dualpipe_v,\n"
     text = registry.read_text(encoding="utf-8")
     registry.write_text(
@@ -182,7 +185,7 @@ def test_the_proof_finds_the_mistake_that_the_page_shows(folder: Path) -> None:
         text = text.replace(old, new)
     (folder / "wrong" / "plan.scale").parent.mkdir()
     (folder / "wrong" / "plan.scale").write_text(text)
-    path = folder / "scalec" / "compiler" / NEW_FILE.file
+    path = folder / "scalec" / NEW_FILE.file
     right = path.read_text()
     product = "_factor(first) * _factor(stmt)"
     assert product in right

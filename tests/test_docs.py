@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scalec.compiler.cli.arguments import COMMANDS
+from scalec.compiler.cli.commands import COMMANDS
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import PASS_NAMES, compile_plan
@@ -24,7 +24,7 @@ FOLDERS = "|".join(
     sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "out")
 )
 
-
+PRODUCT = ("compiler", "entry", "formats", "runtime", "tools")
 SOURCES = [
     path
     for folder in (
@@ -33,6 +33,7 @@ SOURCES = [
         "formats",
         "runtime",
         "testing",
+        "tools",
         "benchmarks",
         "tests/helpers",
     )
@@ -112,9 +113,7 @@ def test_every_module_of_the_product_has_a_row() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = {*re.findall(r"`([\w./]+)`", text)}
     modules = [path.relative_to(ROOT) for path in SOURCES if path.name != "__init__.py"]
-    product = [
-        path for path in modules if path.parts[0] in ("compiler", "entry", "formats", "runtime")
-    ]
+    product = [path for path in modules if path.parts[0] in PRODUCT]
     known = {
         path: {str(path), path.name, *(f"{folder}/" for folder in path.parents)} for path in product
     }
@@ -123,7 +122,9 @@ def test_every_module_of_the_product_has_a_row() -> None:
 
 def test_no_two_rows_begin_with_the_same_module() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    first = Counter(re.findall(r"^\| `((?:compiler|runtime)/[\w./]+\.py)`", text, re.MULTILINE))
+    first = Counter(
+        re.findall(r"^\| `((?:compiler|runtime|tools)/[\w./]+\.py)`", text, re.MULTILINE)
+    )
     assert [name for name, times in first.items() if times > 1] == []
 
 

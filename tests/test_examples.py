@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scalec.tools.formatter import format_plan
 from scalec.compiler.syntax.limits import load
 from scalec.testing import assert_equal_step, assert_mutants_caught
+from scalec.tools.formatter import format_plan
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PLANS = sorted(EXAMPLES.glob("*.scale"))

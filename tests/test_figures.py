@@ -10,14 +10,14 @@ import pytest
 import scalec
 from helpers.mistakes import MISTAKES
 from scalec.compiler.cli import main
-from scalec.tools.planner.search import ALIKE
-from scalec.tools.planner.sweep import CLIFF
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import SEQUENCE
 from scalec.compiler.syntax.limits import MAX_BYTES, MAX_WRITTEN_BYTES, load
 from scalec.runtime.comm.store import READS
 from scalec.runtime.train.watchdog.limits import EARLY, LEAST
 from scalec.testing.audit import audit
+from scalec.tools.planner.search import ALIKE
+from scalec.tools.planner.sweep import CLIFF
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -12,7 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from scalec.compiler.cli.arguments import COMMANDS, options
+from scalec.compiler.cli.arguments import options
+from scalec.compiler.cli.commands import COMMANDS
 from scalec.compiler.config.fields import fields_of
 from scalec.compiler.config.settings import DataSet, Train, Watch
 from scalec.compiler.syntax.diagnostics import CODES

@@ -13,8 +13,8 @@ import pytest
 
 from helpers.launched import run_file
 from scalec.compiler import cli
-from scalec.tools.formatter import format_plan
 from scalec.compiler.syntax.limits import load
+from scalec.tools.formatter import format_plan
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tutorial.md"

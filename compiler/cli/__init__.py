@@ -1,8 +1,8 @@
 """The command line: `scalec compile | run | ir | check | explain | diff | plan | calibrate | …`;
-`COMMANDS` has all.
+`commands.COMMANDS` has all.
 
-Made with argparse, which loads in 3 ms.  A command imports its modules, attrs too, when it runs, so
-that `--help` is quick.
+Made with argparse, which loads in 3 ms.  A command's module is imported when it is called, so that
+`--help` is quick.
 """
 
 import atexit
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .arguments import options
-from .attrs_code import keep_code_of_attrs
-from .compile import ir_text
 from .output import (
     BROKEN_PIPE,
     BUG,
@@ -43,7 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _status(words: list[str]) -> int:
-    keep_code_of_attrs()  # before any class is defined
     arguments = options(words)
     form = vars(arguments).get("format", TEXT)
     # a command makes trees and few cycles: looking for cycles takes a twentieth of its time
@@ -64,6 +61,8 @@ def _status(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        from .compile import ir_text
+
         edited = ir_text(arguments)
         if edited:
             return _plan_wrong(PlanError([_no_program(edited, error)]), form)

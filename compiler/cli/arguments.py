@@ -1,49 +1,13 @@
-"""The commands in the order of the help, and the options that the words of a command line give."""
+"""The words of a command line become a command and its options, or help."""
 
+import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Container
 from pathlib import Path
 
 from .. import __version__
-from ...tools.calibrate import command as calibrate
-from . import compile, completion, explain, ir, plans, run, schema, verify
-from ...tools.convert import command as convert
-from ...tools.diff import command as diff
-from ...tools.doctor import command as doctor
-from ...tools.formatter import command as fmt
-from ...tools.launch import command as launch
-from ...tools.log import command as log
-from ...tools import language_server as lsp
-from ...tools.new import command as new
-from ...tools.planner import command as plan
-from ...tools.report import command as report
-from ...tools.schedule import command as schedule
 from .command import plan_path
-
-COMMANDS = (
-    new.COMMAND,
-    plans.COMMAND,
-    compile.COMPILE,
-    run.COMMAND,
-    ir.COMMAND,
-    compile.CHECK,
-    explain.COMMAND,
-    diff.COMMAND,
-    plan.COMMAND,
-    calibrate.COMMAND,
-    launch.COMMAND,
-    doctor.COMMAND,
-    schedule.COMMAND,
-    report.COMMAND,
-    log.LOADS,
-    log.LOG,
-    convert.COMMAND,
-    verify.COMMAND,
-    schema.COMMAND,
-    fmt.FORMAT,
-    lsp.COMMAND,
-    completion.COMMAND,
-    fmt.IMPORT,
-)
+from .commands import COMMANDS
 
 WISHES = {
     "train resume restart finetune start fit": (
@@ -86,6 +50,9 @@ WISHES = {
 }
 """Words that other programs have for commands, and the command that does it."""
 
+SHELL_ASKS = "_ARGCOMPLETE"
+"""The variable of the environment that argcomplete's scripts set."""
+
 INSTEAD = {"help": "--help", "version": "--version"}
 """Words that stand for an option."""
 
@@ -99,7 +66,8 @@ SCALEC_NO_CACHE=1 computes proofs and compiles anew that an earlier command has 
 For details of a command: `scalec COMMAND --help`."""
 
 
-def _parser() -> ArgumentParser:
+def _parser(names: Container[str]) -> ArgumentParser:
+    """The parser of all commands; only the named ones are loaded and have arguments."""
     text = "scalec compiles declarative plans to readable distributed PyTorch training programs."
     parser = ArgumentParser(
         "scalec",
@@ -110,27 +78,38 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"scalec {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        sub = commands.add_parser(
-            command.name,
-            help=command.help,
+    for entry in COMMANDS:
+        if entry.name not in names:
+            commands.add_parser(entry.name, help=entry.help)
+            continue
+        command = entry.load()
+        command_parser = commands.add_parser(
+            entry.name,
+            help=entry.help,
             description=command.text,
             epilog=f"example:\n  {command.example}",
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        sub.set_defaults(command=command, parser=sub)
-        command.arguments(sub)
+        command.arguments(command_parser)
+        command_parser.set_defaults(command=command, command_name=entry.name, parser=command_parser)
     return parser
+
+
+def _complete() -> None:
+    """Answers a shell that asks what may follow the words so far, and ends the process."""
+    from .completion import complete
+
+    complete(_parser([entry.name for entry in COMMANDS]))
 
 
 def _command_meant(word: str) -> str:
     """Help for a command of another program or a misspelt one, "" for any other word."""
-    from ..syntax.diagnostics import did_you_mean
-
-    names = [command.name for command in COMMANDS]
+    names = [entry.name for entry in COMMANDS]
     if word.startswith("-") or word in names:
         return ""
+    from ..syntax.diagnostics import did_you_mean
+
     wish = next((help for words, help in WISHES.items() if word.lower() in words.split()), "")
     return wish or did_you_mean(word, names)
 
@@ -155,19 +134,21 @@ def options(words: list[str]) -> Namespace:
     """
     words = _with_options(words)
     cut = words.index("--") if "--" in words else len(words)
-    parser = _parser()
-    completion.complete_if_asked(parser)
+    if SHELL_ASKS in os.environ:
+        _complete()
+    parser = _parser(words[:1])
     if suggestion := _command_meant(words[0] if words else ""):
         parser.error(f"unknown command `{words[0]}`: {suggestion}")
     arguments, unknown = parser.parse_known_args(words[:cut])
-    command, error = arguments.command, arguments.parser.error
+    command, name = arguments.command, arguments.command_name
+    error = arguments.parser.error
     starts_with_option = bool(unknown) and unknown[0].startswith("-")
-    if command is explain.COMMAND and not arguments.plan and unknown and not starts_with_option:
+    if name == "explain" and not arguments.plan and unknown and not starts_with_option:
         # argparse gives up on an optional argument at the first option
         arguments.plan = _plan_given(arguments.parser, unknown.pop(0))
     arguments.rest = words[cut + 1 :]
     if starts_with_option and command.passes_on:
-        how = "scalec run" if command is run.COMMAND else "scalec launch slurm"
+        how = "scalec run" if name == "run" else "scalec launch slurm"
         error(f"`{unknown[0]}` goes to train.py, after `--`: {how} PLAN -- {unknown[0]} …")
     if unknown:
         error(f"unrecognized arguments: {' '.join(unknown)}")

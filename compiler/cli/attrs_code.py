@@ -10,6 +10,7 @@ import marshal
 import re
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -27,6 +28,7 @@ Key = tuple[str, str]
 _SALT = re.compile(r"(?<=hash\(\(\n) +-?\d+,")
 
 
+@cache
 def keep_code_of_attrs() -> None:
     """Has attrs compile the methods of classes that are defined from now on once, and not at
     each start.

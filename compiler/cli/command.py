@@ -16,14 +16,10 @@ PLAN = (
 
 
 class Command(NamedTuple):
-    """A command: its name, its function, its arguments, its help in one line and in full, and an
-    example.
-    """
+    """A command: its function, its arguments, its help in full, and an example."""
 
-    name: str
     does: Callable[[Namespace], int | None]
     arguments: Callable[[ArgumentParser], None]
-    help: str
     text: str
     example: str
     passes_on: bool = False

@@ -386,10 +386,8 @@ def _compile_arguments(parser: ArgumentParser) -> None:
 
 
 COMPILE = Command(
-    "compile",
     compile_,
     _compile_arguments,
-    "compile a plan to a training program",
     "Compiles a plan to DIR/train.py, a readable PyTorch program, and DIR/plan.json, its"
     " collectives and memory;\n"
     "the program reads DIR/schedule.csv and DIR/message_groups.csv if it has a pipeline,"
@@ -415,10 +413,8 @@ def _check_arguments(parser: ArgumentParser) -> None:
 
 
 CHECK = Command(
-    "check",
     check,
     _check_arguments,
-    "check a plan for errors",
     "Compiles a plan without writing anything.  Prints `ok`, the model's size and the tokens"
     " per step, or the\n"
     "plan's errors.  If the plan does not fit its GPU, warns and lists changes that would make"

@@ -5,7 +5,6 @@ The shell then starts `scalec` with the words so far in its environment, and arg
 from the parser.  Non-goals: completion in editors (`lsp`).
 """
 
-import os
 from argparse import Action, ArgumentParser, Namespace
 from typing import Any
 
@@ -16,19 +15,14 @@ from .output import UsageError
 SHELLS = ("bash", "zsh", "fish")
 PLAN_SUFFIXES = ("scale", "ir")
 
-ASKED = "_ARGCOMPLETE"
-"""The variable of the environment that argcomplete's scripts set."""
-
 
 def completion(options: Namespace) -> None:
     """`scalec completion SHELL`."""
     print(_get_argcomplete().shellcode(["scalec"], shell=options.shell), end="")
 
 
-def complete_if_asked(parser: ArgumentParser) -> None:
-    """Where a shell asks for it, prints the possible next words and ends the process."""
-    if ASKED not in os.environ:
-        return
+def complete(parser: ArgumentParser) -> None:
+    """Prints the possible next words, for the shell that asks, and ends the process."""
     _get_argcomplete().autocomplete(parser, default_completer=_get_answers)
 
 
@@ -62,10 +56,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "completion",
     completion,
     _arguments,
-    "print the script with which bash, zsh or fish completes scalec's command lines",
     "Prints a script for bash, zsh or fish.  With it the Tab key completes commands, options,"
     " plan files and the\n"
     "names of plans that come with scalec (scalec:NAME).  Needs argcomplete: pip install"

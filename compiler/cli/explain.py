@@ -279,11 +279,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "explain",
     explain,
     _arguments,
-    "show the memory, the collectives or the time of a plan, why a value is placed so, or the"
-    " meaning of a code",
     "memory: peak memory of one rank, where in the step it occurs, and saved activations by op"
     " and plan line;\n"
     "whether it fits the GPU named in the plan's cluster.\n"

@@ -68,10 +68,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "ir",
     ir,
     _arguments,
-    "show the program between two passes",
     "Prints the intermediate representation of a plan after a pass, by default the last.  The"
     " text can be\n"
     "saved, edited and compiled instead of the plan; as a graph it is for Graphviz or networkx.",

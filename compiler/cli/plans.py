@@ -92,10 +92,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "plans",
     plans,
     _arguments,
-    "list the plans and models that come with scalec",
     "Lists the plans and models that come with scalec: name, parameters, ranks and GPU, and"
     " what each is.\n"
     "Every command takes such a name in the place of a file: `scalec explain memory"

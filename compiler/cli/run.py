@@ -152,10 +152,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "run",
     run,
     _arguments,
-    "compile a plan and train it on this machine, or go on with its run",
     "Compiles a plan as `scalec compile` does, or takes a compiled train.py, and starts it"
     " with torchrun, one\n"
     "process per rank of its mesh.  The run goes on from its newest checkpoint, if there is"

@@ -25,10 +25,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "schema",
     schema,
     _arguments,
-    "print the JSON Schema of a plan's settings, or of plan.json",
     "settings: all sections of settings, with the meaning, range and default of each.\n"
     "plan: the file plan.json that `scalec compile` writes.",
     "scalec schema settings",

@@ -111,10 +111,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "verify",
     verify,
     _arguments,
-    "prove that a plan's sharded step is the single-device step",
     "Evaluates the compiled step for all ranks, at small sizes and in a prime field, and"
     " checks the loss, every\n"
     "gradient and every updated parameter against the single-device step.  Prints `equal` or"

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from scalec.tools.convert.state_parts import fault, get_written_parts, shape
 from scalec.compiler.emit.model_classes import model_classes
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh
+from scalec.tools.convert.state_parts import fault, get_written_parts, shape
 
 Parts = set[tuple[str, tuple[tuple[int, int], ...], int]]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler import cli, frontend
-from scalec.compiler.cli.arguments import COMMANDS, WISHES
-from scalec.compiler.cli.command import Command
+from scalec.compiler.cli.arguments import WISHES
+from scalec.compiler.cli.commands import COMMANDS, Entry
 from scalec.compiler.passes import PASS_NAMES
 from scalec.compiler.syntax.limits import MAX_BYTES
 
@@ -427,7 +427,7 @@ def test_the_commands_that_helps_name_exist() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_help_shows_an_example(scalec: Run, command: Command) -> None:
+def test_help_shows_an_example(scalec: Run, command: Entry) -> None:
     status, out, _ = scalec(command.name, "--help")
     assert status == 0
     assert f"example:\n  scalec {command.name}" in out

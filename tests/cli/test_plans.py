@@ -8,7 +8,8 @@ import pytest
 import scalec
 from scalec.compiler.analysis.communication import parameter_count
 from scalec.compiler.cli import main
-from scalec.compiler.cli.arguments import COMMANDS, options
+from scalec.compiler.cli.arguments import options
+from scalec.compiler.cli.commands import COMMANDS
 from scalec.compiler.cli.plans import about
 from scalec.compiler.frontend import resolve
 from scalec.compiler.syntax.limits import load

@@ -20,13 +20,13 @@ from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.harness import Part
 from helpers.oracle.plans import Case, plan_text
-from scalec.tools.convert.checkpoint_names import checkpoint_names
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint import convert, saver
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.state.skips import LossScale
+from scalec.tools.convert.checkpoint_names import checkpoint_names
 
 dcp: Any = checkpoint  # its types are partial
 PIPELINE: dict[str, Any] = {

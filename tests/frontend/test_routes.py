@@ -15,8 +15,8 @@ from scalec.compiler.ops import OPS
 from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
-from scalec.tools.formatter import format_plan
 from scalec.compiler.syntax.source import Source
+from scalec.tools.formatter import format_plan
 
 Golden = Callable[[str, str], None]
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from scalec.tools.importer import import_config
 from scalec.compiler.syntax.limits import load
+from scalec.tools.importer import import_config
 
 SEQ, ROWS, VOCAB = 16, 8, 64
 

@@ -12,11 +12,11 @@ import pytest
 from reports.test_codes import compiled
 from scalec.compiler.analysis.memory import account, fits, too_large
 from scalec.compiler.emit.dtensor import refusals
-from scalec.tools.importer import import_config
 from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
 from scalec.compiler.syntax.diagnostics import CODES, Diagnostic, PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.tools.importer import import_config
 
 TEXTS: dict[str, Any] = texts()
 PLAN: str = TEXTS.pop("plan")

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from scalec.compiler.passes import lower
+from scalec.compiler.reports.value import explain_value, names_of
+from scalec.compiler.syntax.source import Source
+from scalec.testing.random_plans import drafts
 from scalec.tools.language_server.diagnose import get_shown_diagnostics
 from scalec.tools.language_server.document import compile_document, parse_document
 from scalec.tools.language_server.hints import colours, hints
 from scalec.tools.language_server.hover import hover
 from scalec.tools.language_server.outline import outline
-from scalec.compiler.passes import lower
 from scalec.tools.report import Subject, report
 from scalec.tools.report.memory import memory
 from scalec.tools.report.pipeline import pipeline
-from scalec.compiler.reports.value import explain_value, names_of
-from scalec.compiler.syntax.source import Source
-from scalec.testing.random_plans import drafts
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = "\ncluster { gpu = h100_sxm }\n"

@@ -26,9 +26,9 @@ def calibrate(options: Namespace) -> None:
     if options.fit:
         _fit(options)
         return
-    from .work_list import work_list
-    from ...compiler.reports.summary import get_launch
     from ...compiler.cli.compile import load
+    from ...compiler.reports.summary import get_launch
+    from .work_list import work_list
 
     programs, output = [load(path).program for path in options.plans], options.output or OUTPUT
     _check(output)
@@ -68,9 +68,9 @@ def _fit(options: Namespace) -> None:
     from ...compiler.analysis.time.fit import fit
     from ...compiler.analysis.time.profile import beside, ranks_at, strangers
     from ...compiler.analysis.time.report import with_ops
-    from ...compiler.reports.profile import explain_fit
     from ...compiler.cli.compile import load
     from ...compiler.cli.explain import load_profile, report_of
+    from ...compiler.reports.profile import explain_fit
 
     for option in ("output", "quick", "print"):
         if getattr(options, option):
@@ -144,10 +144,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "calibrate",
     calibrate,
     _arguments,
-    "measure this machine at the shapes of some plans",
     "Measures products, attention, memory-bound ops, the host and the links between ranks, at"
     " the shapes and in\n"
     'the groups of the plans, and writes FILE, for `cluster { hardware = "FILE" }`.  Runs on'

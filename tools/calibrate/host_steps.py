@@ -14,9 +14,9 @@ from attrs import evolve
 
 from ...compiler.analysis.hardware import find_shipped_gpu
 from ...compiler.analysis.time.op_rows import op_rows
+from ...compiler.emit.train_py import program_files
 from ...compiler.ir import BATCH, MICROBATCHES, SEQUENCE, Program, walk, walk_regions
 from ...compiler.syntax.source import Source
-from ...compiler.emit.train_py import program_files
 
 Json = dict[str, Any]
 

@@ -17,6 +17,9 @@ from ...compiler import __version__
 from ...compiler.analysis.memory import account
 from ...compiler.analysis.time.prices import ACCUMULATE, sums_of, work_of
 from ...compiler.analysis.time.seconds import get_measured_name
+from ...compiler.emit.expressions import ATOM, WRITERS, Context, Expr, express
+from ...compiler.emit.module import table_of
+from ...compiler.emit.naming import layout as layout_text
 from ...compiler.ir import BATCH, ITEM_BYTES, SEQUENCE, Op, Program, Type, walk
 from ...compiler.ops import OPS, VJPS, messages
 from ...compiler.ops.attention import ATTENTION
@@ -25,10 +28,7 @@ from ...compiler.ops.protocol import FUNCTIONAL
 from ...compiler.ops.vjp import KIND as VJP
 from ...compiler.ops.work import Product, Work
 from ...compiler.reports.summary import get_launch
-from ...compiler.emit.expressions import ATOM, WRITERS, Context, Expr, express
 from .host_steps import host_steps
-from ...compiler.emit.module import table_of
-from ...compiler.emit.naming import layout as layout_text
 
 Json = dict[str, Any]
 

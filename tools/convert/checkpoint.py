@@ -6,8 +6,8 @@ from collections import Counter
 from itertools import chain
 from math import prod
 
-from .state_parts import Parts, fault, get_written_parts, shape
 from ...compiler.ir import Program
+from .state_parts import Parts, fault, get_written_parts, shape
 
 
 def explain_handover(one: Program, other: Program) -> str:

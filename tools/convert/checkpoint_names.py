@@ -16,10 +16,10 @@ from attrs import evolve, frozen
 
 from ...compiler.analysis.bucket_layout import get_stored_shape
 from ...compiler.config.hf_names import HFWeight
-from ...compiler.ir import Buffer, Param, Program
 from ...compiler.emit.hf_names import entry, own_name, repeats
 from ...compiler.emit.model_classes import model_classes
 from ...compiler.emit.naming import DTYPES
+from ...compiler.ir import Buffer, Param, Program
 
 OWN = "scalec"
 """The names of the plan's own parameters, which the program of torch alone has too."""

@@ -9,8 +9,8 @@ from ...compiler.cli.command import Command, file_path, need, plan_argument
 from ...compiler.cli.output import UsageError, show
 
 if TYPE_CHECKING:
-    from .checkpoint_names import Table
     from ...compiler.ir import Program
+    from .checkpoint_names import Table
 
 _NO_NAMES = (
     "`names hf`, which says where Hugging Face's files hold each parameter: docs/language.md"
@@ -21,8 +21,8 @@ def convert(options: Namespace) -> int:
     """`scalec convert`."""
     import subprocess
 
-    from .checkpoint_names import OWN, checkpoint_names
     from ...compiler.cli.compile import load
+    from .checkpoint_names import OWN, checkpoint_names
 
     if options.source.suffix in (".scale", ".ir"):
         from .checkpoint import explain_handover
@@ -93,10 +93,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "convert",
     convert,
     _arguments,
-    "convert checkpoints to torch.distributed.checkpoint and back",
     "Writes parameters and optimizer state of a checkpoint as safetensors that"
     " torch.distributed.checkpoint reads\n"
     "(HuggingFaceStorageReader), bit for bit, in one process; or makes a checkpoint, with"

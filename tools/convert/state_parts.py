@@ -14,10 +14,10 @@ from math import prod
 
 from attrs import frozen
 
-from ...compiler.ir import Bucket, Param, Program
-from ...compiler.ir.stages import layers_of_rank, stages
 from ...compiler.analysis.bucket_layout import get_stored_dims, get_stored_shape, layout, row_length
 from ...compiler.analysis.stage_buckets import chunks
+from ...compiler.ir import Bucket, Param, Program
+from ...compiler.ir.stages import layers_of_rank, stages
 
 Extent = tuple[range, ...]
 """A part of a tensor, as stored: the indices along each dim."""

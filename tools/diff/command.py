@@ -15,9 +15,9 @@ def diff(options: Namespace) -> int:
     import json
 
     from ...compiler.analysis.time import get_expected_report
+    from ...compiler.cli.recheck import load_compiled_plan
     from ...compiler.ir import Program
     from .differences import as_json, figures, rows, text
-    from ...compiler.cli.recheck import load_compiled_plan
 
     programs = list[Program]()
     for path in options.plans:
@@ -49,10 +49,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "diff",
     diff,
     _arguments,
-    "show two plans side by side",
     "Shows where two plans differ: where parameters and values lie, collectives, the bytes"
     " that a rank sends, its\n"
     "memory, and the seconds of a step where their GPUs are known.  Exits with status 1 if"

@@ -24,9 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the findings on rank 0.  Exit status, on all ranks: 1 where a finding is a fault, or
     else 0.
     """
-    parser = argparse.ArgumentParser(
-        "scalec.tools.doctor", description=__doc__, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser("scalec.tools.doctor", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "needs", type=Path, nargs="?", metavar="NEEDS", help="what a job needs, written by scalec"
     )

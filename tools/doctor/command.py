@@ -27,9 +27,9 @@ def doctor(options: Namespace) -> int:
     sys.stdout.flush()
     with TemporaryDirectory() as folder:
         if options.plan:
+            from ...compiler.cli.compile import load
             from ...compiler.emit.naming import run_word
             from ...compiler.reports.job import needs
-            from ...compiler.cli.compile import load
 
             plan, path = load(options.plan), Path(folder, "needs.json")
             path.write_text(
@@ -55,10 +55,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "doctor",
     doctor,
     _arguments,
-    "look at the machines that are to train a plan",
     "Compares versions, clocks, GPUs, links, ports, the run's folder, disk and limits with"
     " each other and with\n"
     "the needs of the plan, a line each: ok, warn or fail, and what to do.  Looks at this"

@@ -1,10 +1,8 @@
-"""The commands on texts of plans: `fmt` and `import`.
-
-`fmt` rewrites files whole or not at all, each for itself: where one plan is wrong, the others get
-their layout."""
+"""`scalec fmt`: rewrites files whole or not at all, each for itself: a plan that is wrong keeps no
+other from its layout.
+"""
 
 import os
-import re
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -42,8 +40,8 @@ def fmt(options: Namespace) -> int:
 
 def _format(path: Path, only_check: bool) -> bool:
     """Names a file that changes, rewrites it unless `only_check`; returns whether it changes."""
-    from . import format_plan
     from ...compiler.syntax.limits import load
+    from . import format_plan
 
     text = format_plan(load(path))
     if text.encode() == path.read_bytes():
@@ -105,43 +103,6 @@ def _to_source(content: bytes) -> "Source":
         ) from None
 
 
-def import_(options: Namespace) -> None:
-    """`scalec import`."""
-    from ..importer import import_config
-    from ...compiler.syntax.limits import load
-
-    if not options.config.exists() and (name := _hub_name(options.config)):
-        download = f"hf download {name} config.json --local-dir FOLDER"
-        raise UsageError(
-            f"`{name}` is not a file: `{download}` gets the file, then import FOLDER/config.json"
-        )
-    text = import_config(load(options.config))
-    if options.output is None:
-        as_file()
-        sys.stdout.write(text)
-        return
-    try:
-        with options.output.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise cannot_write(options.output, error, "; choose another file with -o") from error
-    print(f"wrote {options.output}; the mesh and how it trains are yours to set")
-
-
-_HUB = re.compile(r"(?:https?:/+huggingface\.co/)?(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)")
-"""A model on Hugging Face's hub, as people write it; a path has lost one of the slashes."""
-
-
-def _hub_name(path: Path) -> str:
-    """The name of a model on the hub, `meta-llama/Llama-3.1-8B`; "" where the path looks like a
-    file.
-    """
-    match = _HUB.fullmatch(str(path))
-    if not match or path.suffix == ".json":
-        return ""
-    return match["name"]
-
-
 def _fmt_arguments(parser: ArgumentParser) -> None:
     help = "a plan (.scale), or `-` to read standard input and write standard output"
     parser.add_argument("files", type=file_path, nargs="+", metavar="FILE", help=help)
@@ -149,34 +110,12 @@ def _fmt_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help=help)
 
 
-FORMAT = Command(
-    "fmt",
+COMMAND = Command(
     fmt,
     _fmt_arguments,
-    "format plans",
     "Formats plans with the indentation, spacing and alignment used in plans/, and names each"
     " file it changed.\n"
     "Words and comments stay as they are, in the same order.  A plan with syntax errors is"
     " left alone.",
     "scalec fmt plans/tiny_llama.scale",
-)
-
-
-def _import_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "config", type=file_path, metavar="CONFIG", help="the config.json of a model"
-    )
-    help = "the plan to write (default: standard output)"
-    parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
-
-
-IMPORT = Command(
-    "import",
-    import_,
-    _import_arguments,
-    "write a plan for a Hugging Face model",
-    "Writes a plan for the model of a config.json, or names the fields that no plan can"
-    " express.  To start\n"
-    "training from the model's weights, run `train.py --init FOLDER`.",
-    "scalec import config.json -o plan.scale",
 )

@@ -9,7 +9,16 @@ is a setting of training: a plan has it where the configuration asks for it by
 from attrs import evolve
 
 from .config import FLAG, NOT_NEGATIVE, Config
-from .fields import GELU_TANH, SCALINGS, SHARE_ROTATED, check_layers, head_dim, model_of, positions, window
+from .fields import (
+    GELU_TANH,
+    SCALINGS,
+    SHARE_ROTATED,
+    check_layers,
+    head_dim,
+    model_of,
+    positions,
+    window,
+)
 from .plan_text import Model, number_text
 
 MASK = "mask=causal"

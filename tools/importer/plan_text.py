@@ -10,12 +10,12 @@ import attrs
 from attrs import field, frozen
 
 from ...compiler.analysis.communication import active_count, parameter_count
+from ...compiler.frontend import resolve
 from ...compiler.syntax import tree
-from ..formatter import format_plan
 from ...compiler.syntax.package_data import folder
 from ...compiler.syntax.parser import parse_plan
 from ...compiler.syntax.source import Source, Span
-from ...compiler.frontend import resolve
+from ..formatter import format_plan
 from .config import as_json
 
 RUN = """\

@@ -17,7 +17,19 @@ from ...compiler.config.fields import Field, Part, Settings, fields_of
 from ...compiler.config.units import amount, count_words
 from ...compiler.frontend.calls import signature
 from ...compiler.frontend.routes import CALL
-from ...compiler.ir import DATA_DIMS, ITEM_BYTES, Bucket, Op, Param, Program, Region, Type, Value, base, results
+from ...compiler.ir import (
+    DATA_DIMS,
+    ITEM_BYTES,
+    Bucket,
+    Op,
+    Param,
+    Program,
+    Region,
+    Type,
+    Value,
+    base,
+    results,
+)
 from ...compiler.ir.printer import print_type
 from ...compiler.ops import OPS, OpDef
 from ...compiler.reports.summary import headline, tokens

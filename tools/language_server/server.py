@@ -21,9 +21,9 @@ from pygls.lsp.server import LanguageServer
 from ...compiler import __version__
 from ...compiler.frontend.calls import signature
 from ...compiler.syntax.diagnostics import PlanError
-from ..formatter import format_plan
 from ...compiler.syntax.limits import load
 from ...compiler.syntax.source import Source, Span
+from ..formatter import format_plan
 from . import navigate
 from .complete import call_at, complete
 from .diagnose import Action, actions, get_shown_diagnostics

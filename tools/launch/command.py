@@ -11,11 +11,11 @@ SCHEDULERS = ("slurm", "k8s")
 
 def launch(options: Namespace) -> None:
     """`scalec launch`."""
+    from ...compiler.cli.compile import load, write_lowered_plan
+    from ...compiler.cli.op_trials import trials
     from ...compiler.emit.naming import run_word
     from ...compiler.emit.write_files import OutputError, write
     from ...compiler.reports.job import FILES, files
-    from ...compiler.cli.compile import load, write_lowered_plan
-    from ...compiler.cli.op_trials import trials
 
     if options.scheduler == "k8s" and not options.image:
         raise UsageError("a job of Kubernetes needs an image with scalec in it: --image IMAGE")
@@ -111,10 +111,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "launch",
     launch,
     _arguments,
-    "write the script that trains a plan on a cluster",
     "Compiles a plan as `scalec compile` does, and writes DIR/job.sbatch, for Slurm, or"
     " DIR/job.yaml, for\n"
     "Kubernetes, for the nodes, GPUs and memory of the plan.  The job first runs the checks of"

@@ -83,10 +83,8 @@ def _log_arguments(parser: ArgumentParser) -> None:
 
 
 LOG = Command(
-    "log",
     log,
     _log_arguments,
-    "draw losses, norms and speed of runs",
     "Draws the losses, the gradient norm and the speed of a run over its steps, from its log;"
     " of several runs on one\n"
     "scale.  With -o it writes a page with the pictures.",
@@ -102,10 +100,8 @@ def _loads_arguments(parser: ArgumentParser) -> None:
 
 
 LOADS = Command(
-    "loads",
     loads,
     _loads_arguments,
-    "draw the loads of experts in a run",
     "Draws which experts the tokens of a run chose, from its log: the least and the most load"
     " of each layer at\n"
     "some steps; or writes a picture of all experts over all logged steps.  A load is an"

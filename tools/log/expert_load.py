@@ -14,8 +14,8 @@ from statistics import fmean
 
 from attrs import frozen
 
-from ..drawing import Canvas, text_width
 from ...compiler.reports.summary import table
+from ..drawing import Canvas, text_width
 
 MARK = "Written by scalec loads"
 """A mark in the opening lines of a picture."""

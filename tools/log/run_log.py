@@ -13,9 +13,9 @@ from typing import Any
 
 from attrs import frozen
 
+from ...compiler.reports.summary import table
 from ...compiler.syntax.package_data import fill_template
 from ..drawing import Canvas, styles, ticks
-from ...compiler.reports.summary import table
 
 ROWS, MARGIN = 5, 12
 """Lines of a chart, and columns left of it."""

@@ -163,9 +163,9 @@ def _model_settings(model: Path, size: int | None, seq: int, machine: Machine) -
 def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict[str, Any]) -> str:
     """The plan, as `scalec fmt` lays it out; `model` says which one it uses, if not its own."""
     from ...compiler.emit.naming import run_word
-    from ..formatter import format_plan
     from ...compiler.syntax.package_data import fill_template
     from ...compiler.syntax.source import Source
+    from ..formatter import format_plan
 
     sizes, batch = SMALL, 16
     if machine.gpus:
@@ -227,10 +227,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "new",
     new,
     _arguments,
-    "write a first plan for this machine",
     "Writes a small language model as a plan with comments, for the GPUs or cores of this"
     " machine, and asks nothing.\n"
     "It trains in about a minute, on Python's standard library or on text of your own, byte by"

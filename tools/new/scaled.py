@@ -11,6 +11,7 @@ from pathlib import Path
 from attrs import frozen
 
 from ...compiler.analysis.communication import parameter_count
+from ...compiler.cli.plans import run_of
 from ...compiler.frontend import resolve
 from ...compiler.frontend.load_plan import gather
 from ...compiler.ir import Program
@@ -20,7 +21,6 @@ from ...compiler.syntax.diagnostics import Diagnostics, PlanError
 from ...compiler.syntax.limits import load
 from ...compiler.syntax.source import Source
 from ..planner.plan_text import get_path_from
-from ...compiler.cli.plans import run_of
 
 BYTES = 256
 """The size of the vocabulary."""

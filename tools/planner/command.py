@@ -261,10 +261,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "plan",
     plan,
     _arguments,
-    "find the best plans of a model for a number of GPUs",
     "Finds the plans of a model that train it fastest on a number of GPUs: degrees of all"
     " axes, microbatch,\n"
     "sharded state, recomputation, pipeline schedule.  Prints the best, compiled and proved,"

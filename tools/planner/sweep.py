@@ -9,8 +9,8 @@ from math import log2
 from attrs import evolve, frozen
 
 from ...compiler.frontend import resolve
-from ..drawing import Canvas, text_width, ticks
 from ...compiler.syntax.diagnostics import PlanError
+from ..drawing import Canvas, text_width, ticks
 from .cells import Cells
 from .choice import FULL, NONE
 from .exact import Priced

@@ -7,11 +7,18 @@ Each section is gathered as a value of its own and then drawn.  Non-goals: compi
 from collections.abc import Sequence
 from typing import Any
 
-from ...compiler.analysis.certificate import FULL_ROWS, KEPT, NOT_EVALUATED, RUN_TIME, Proof, trust_words
+from ...compiler.analysis.certificate import (
+    FULL_ROWS,
+    KEPT,
+    NOT_EVALUATED,
+    RUN_TIME,
+    Proof,
+    trust_words,
+)
+from ...compiler.reports.summary import headline, tokens
 from ...compiler.syntax.package_data import fill_template
 from ..diff.differences import figures, rows
 from ..drawing import SERIES, styles
-from ...compiler.reports.summary import headline, tokens
 from . import lines, mesh, model, pipeline, speed
 from . import memory as memory_of
 from .calls import Call, busiest, by_rank

@@ -80,10 +80,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "report",
     report,
     _arguments,
-    "write a page that shows a plan, or two side by side",
     "Writes one page, which needs no network: the mesh on its machines, the model with its"
     " shards and collectives,\n"
     "memory over a step, the pipeline, operations, seconds, days of training, the certificate,"

@@ -12,8 +12,8 @@ from ...compiler.analysis.memory import account, capacity
 from ...compiler.config.units import amount, count_words
 from ...compiler.ir import Program, Type, base, walk
 from ...compiler.ir.printer import print_type
-from ...compiler.syntax.source import Span
 from ...compiler.reports.time import seconds
+from ...compiler.syntax.source import Span
 from .calls import Call
 from .subject import Subject
 

@@ -10,17 +10,25 @@ from itertools import accumulate, pairwise
 from attrs import frozen
 
 from ...compiler.analysis.expert_loads import with_room
-from ...compiler.analysis.memory import VERDICTS, Account, PeakSnapshot, account, capacity, need_range, place
+from ...compiler.analysis.memory import (
+    VERDICTS,
+    Account,
+    PeakSnapshot,
+    account,
+    capacity,
+    need_range,
+    place,
+)
 from ...compiler.analysis.memory.account import over_microbatch
 from ...compiler.analysis.memory.pipeline_peak import over_row
 from ...compiler.analysis.time.op_rows import op_seconds
 from ...compiler.config.units import amount
 from ...compiler.ir import MICROBATCHES, Program
+from ...compiler.reports.explain import moment
+from ...compiler.reports.time import seconds
 from ...compiler.schedules.actions import Work
 from ...compiler.schedules.timeline import Slot
 from ..drawing import Canvas, columns, text_width, ticks
-from ...compiler.reports.explain import moment
-from ...compiler.reports.time import seconds
 from .pipeline import Pipeline
 from .subject import Subject
 

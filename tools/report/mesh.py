@@ -9,8 +9,8 @@ from attrs import frozen
 from ...compiler.analysis.link_traffic import crosses
 from ...compiler.config.units import amount, count_words
 from ...compiler.ir import Axis, Program
-from ..drawing import SERIES, Canvas, fit, text_width
 from ...compiler.reports.summary import get_launch
+from ..drawing import SERIES, Canvas, fit, text_width
 from .calls import Call
 from .subject import Subject
 

@@ -13,9 +13,9 @@ from attrs import evolve, frozen
 from ...compiler.config.units import amount
 from ...compiler.ir import ITEM_BYTES, PRECISIONS, Op, Program, Region, Stmt, Type, base
 from ...compiler.ops import OPS
-from ..drawing import LETTER, Canvas, fit, text_width
 from ...compiler.reports.summary import factors
 from ...compiler.reports.time import seconds
+from ..drawing import LETTER, Canvas, fit, text_width
 from .calls import Call, merge_calls
 
 HIDDEN = ("pack", "unpack", "cast", "leaf", "begin", "wait")

@@ -9,11 +9,11 @@ from attrs import frozen
 from ...compiler.analysis.memory import accounts
 from ...compiler.analysis.stage_schedule import estimate_times
 from ...compiler.analysis.time.pipeline import Rows
+from ...compiler.reports.time import seconds
 from ..drawing import Canvas
 from ..schedule.figures import ranks_table
 from ..schedule.picture import Picture, number, of_plan, share
 from ..schedule.rows import draw, excerpt, fills, legend
-from ...compiler.reports.time import seconds
 from .subject import Subject
 
 WIDTH = 1080

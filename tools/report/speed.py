@@ -8,8 +8,8 @@ from ...compiler.analysis.communication import active_count, parameter_count
 from ...compiler.analysis.time import operations
 from ...compiler.analysis.time.report import Report
 from ...compiler.ir import MICROBATCHES, Program
-from ..drawing import Canvas, text_width
 from ...compiler.reports.time import accuracy_words, advice_note, advice_tables, seconds
+from ..drawing import Canvas, text_width
 from .subject import Subject
 
 DAY = 86_400

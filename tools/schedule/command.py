@@ -75,8 +75,8 @@ def _grid(picture: "Picture") -> str:
     """The drawing for the terminal."""
     from shutil import get_terminal_size
 
-    from .terminal import drawing
     from ...compiler.syntax.diagnostics import wants_colour
+    from .terminal import drawing
 
     return drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
 
@@ -144,8 +144,8 @@ def _time(name: str, value: str) -> float:
 def _picture(program: "Program", unit: bool, overrides: dict[str, float]) -> "Picture":
     """All stages alike, or as long as they are estimated to take, except for `overrides`."""
     from ...compiler.analysis.stage_schedule import estimate_times
-    from .picture import of_plan
     from ...compiler.schedules.timeline import Times
+    from .picture import of_plan
 
     pipeline = program.pipeline
     assert pipeline, "schedule: no pipeline"
@@ -169,10 +169,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "schedule",
     schedule,
     _arguments,
-    "draw the pipeline schedule of a plan",
     "Draws the pipeline schedule of a plan, one row per rank, with each rank's busy time, idle"
     " time and memory;\n"
     "or writes it to files.  Times are per stage and microbatch: `f` for forward, `b` and `w`"

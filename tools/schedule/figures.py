@@ -9,9 +9,9 @@ from attrs import frozen
 
 from ...compiler.analysis.memory import Account
 from ...compiler.config.units import amount
+from ...compiler.reports.summary import table
 from ...compiler.schedules.activation_memory import high_water
 from ...compiler.schedules.timeline import Times
-from ...compiler.reports.summary import table
 from .picture import Picture, number, share
 
 

@@ -5,9 +5,9 @@ arrow for each message.
 from collections.abc import Iterator
 from itertools import count
 
+from ...compiler.reports.chrome_trace import Event, chrome_trace, process
 from ...compiler.schedules.dependencies import Value, get_inputs, get_result
 from ...compiler.schedules.timeline import Slot
-from ...compiler.reports.chrome_trace import Event, chrome_trace, process
 from .picture import MARK, WORDS, Picture
 
 _UNIT = 1000

@@ -24,10 +24,10 @@ from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
-from scalec.tools.formatter import format_plan
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
 from scalec.runtime.checkpoint.hf_weights import HFWeight
+from scalec.tools.formatter import format_plan
 
 REFUSED = 1 / 3
 PRECISIONS = [

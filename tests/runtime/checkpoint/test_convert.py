@@ -30,13 +30,13 @@ from torch.distributed.checkpoint.state_dict import (
 
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from scalec.tools.convert.checkpoint_names import checkpoint_names, tables
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh, RunError
 from scalec.runtime.checkpoint import convert, saver
 from scalec.runtime.checkpoint.files import Disk
 from scalec.runtime.checkpoint.reader import Saved
+from scalec.tools.convert.checkpoint_names import checkpoint_names, tables
 
 dcp: Any = checkpoint  # its types are partial
 PLANS = Path(__file__).parents[3] / "plans"

@@ -13,7 +13,6 @@ import torch
 
 from helpers.forked_ranks import plain_groups, run_ranks
 from scalec.compiler.analysis.hardware import Hardware, load
-from scalec.tools.calibrate.work_list import work_list
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.tools.calibrate import calls, clock
@@ -21,6 +20,7 @@ from scalec.tools.calibrate.__main__ import main
 from scalec.tools.calibrate.clock import Clock
 from scalec.tools.calibrate.figures import text
 from scalec.tools.calibrate.links import OPS, Links
+from scalec.tools.calibrate.work_list import work_list
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 16  hidden = 8  heads = 2  head_dim = 4 }

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from scalec.tools.calibrate.host_steps import host_steps
-from scalec.tools.calibrate.work_list import work_list
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.tools.calibrate import clock, host
 from scalec.tools.calibrate.clock import Clock
+from scalec.tools.calibrate.host_steps import host_steps
+from scalec.tools.calibrate.work_list import work_list
 
 MODEL = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 16  hidden = 8  ffn = 16  layers = 4 }

@@ -9,7 +9,7 @@ import pytest
 from scalec.compiler.cli import main
 from scalec.tools.diff.differences import SECTIONS, Row, rows
 
-PLANS = Path(__file__).parents[2] / "plans"
+PLANS = Path(__file__).parents[3] / "plans"
 LLAMA, PIPELINE = str(PLANS / "tiny_llama.scale"), str(PLANS / "tiny_pipeline.scale")
 
 

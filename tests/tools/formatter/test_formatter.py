@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalec.compiler.syntax.diagnostics import PlanError
-from scalec.tools.formatter import format_plan
-from scalec.tools.formatter.breaks import line_starts
-from scalec.tools.formatter.words import arrange, split_words
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
 from scalec.testing.random_plans import drafts
+from scalec.tools.formatter import format_plan
+from scalec.tools.formatter.breaks import line_starts
+from scalec.tools.formatter.words import arrange, split_words
 
-PLANS = Path(__file__).parents[2] / "plans"
+PLANS = Path(__file__).parents[3] / "plans"
 
 GOLDEN = {
     "nothing": (" \n\n", ""),

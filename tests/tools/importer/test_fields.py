@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING  # pyright: ignore[reportUnknownVariableType]
 
-from scalec.tools.importer import ALIASES, FAMILIES, import_config
-from scalec.tools.importer.config import EFFECTS, ELSEWHERE, NEWEST, READ_BY_LIBRARY
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.tools.importer import ALIASES, FAMILIES, import_config
+from scalec.tools.importer.config import EFFECTS, ELSEWHERE, NEWEST, READ_BY_LIBRARY
 
 WITHOUT_EFFECT = "# Without effect"
 LIBRARY, ROTATED = ("masking_utils", "utils.generic"), "modeling_rope_utils"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from frontend.hf_import.test_import import PUBLISHED
-from scalec.tools.importer import import_config
+from helpers.published_configs import PUBLISHED
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.tools.importer import import_config
 
 EACH = 30
 VALUES: list[Any] = [

@@ -10,10 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.edited_text import replaced
+from scalec.compiler.reports.time import seconds
+from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
+from scalec.compiler.syntax.tree import Model
 from scalec.tools.language_server import navigate
 from scalec.tools.language_server.complete import call_at
 from scalec.tools.language_server.diagnose import actions, get_shown_diagnostics
-from scalec.tools.language_server.document import Document, Overtaken, compile_document, parse_document
+from scalec.tools.language_server.document import (
+    Document,
+    Overtaken,
+    compile_document,
+    parse_document,
+)
 from scalec.tools.language_server.hints import colours, hints
 from scalec.tools.language_server.hover import hover
 from scalec.tools.language_server.mentions import Kind
@@ -21,11 +31,6 @@ from scalec.tools.language_server.moved import TextChange, offset
 from scalec.tools.language_server.outline import Part, outline
 from scalec.tools.language_server.wire import UNITS, Wire
 from scalec.tools.language_server.words import MEANINGS
-from scalec.compiler.reports.time import seconds
-from scalec.compiler.syntax.diagnostics import PlanError
-from scalec.compiler.syntax.limits import load
-from scalec.compiler.syntax.source import Source
-from scalec.compiler.syntax.tree import Model
 
 ROOT = Path(__file__).parents[3]
 PLAN = ROOT / "examples" / "06_mlp.scale"

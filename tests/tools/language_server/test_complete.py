@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalec.tools.language_server.complete import Item, call_at, complete
-from scalec.tools.language_server.document import Document, compile_document, parse_document
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.tools.language_server.complete import Item, call_at, complete
+from scalec.tools.language_server.document import Document, compile_document, parse_document
 
 PLAN = Path(__file__).parents[3] / "examples" / "06_mlp.scale"
 MODEL = "model m(tokens[batch, seq], labels[batch, seq]) {\n"

@@ -18,8 +18,8 @@ import torch
 from helpers.fake_slurm import sbatch
 from helpers.launched import run_file
 from scalec.compiler.cli import main
-from scalec.tools.launch.command import seconds
 from scalec.runtime.checkpoint.reader import Saved
+from scalec.tools.launch.command import seconds
 
 PLAN = """
 model bigram(tokens[batch, seq], labels[batch, seq]) {
@@ -258,8 +258,7 @@ def test_a_job_saves_is_requeued_and_goes_on(first: int, folder: Path) -> None:
                 " 'runs/my plan'" not in told
             )
             assert (
-                f"{environment} -m scalec.tools.doctor out/needs.json --out"
-                " runs/my plan\n" in told
+                f"{environment} -m scalec.tools.doctor out/needs.json --out runs/my plan\n" in told
             )
             assert f"{environment} out/train.py --resume auto --lr 0.1\n" in told
     assert "start 0 of job" in starts[0][1]

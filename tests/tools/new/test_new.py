@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.cli import main
-from scalec.tools.new.command import Machine
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
+from scalec.tools.new.command import Machine
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_plans_compile_as_they_are(
     assert main(["check", "one.scale"]) == 0
 
 
-SHIPPED = sorted((Path(__file__).parents[2] / "plans").rglob("*.scale"))
+SHIPPED = sorted((Path(__file__).parents[3] / "plans").rglob("*.scale"))
 LEAST = {"qwen2_5_7b": 8_000_000, "qwen2": 8_000_000}
 """Models whose heads ask for wide layers, and a size that they can have."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from scalec.compiler import cli
 
-PLANS = Path(__file__).parents[2] / "plans"
+PLANS = Path(__file__).parents[3] / "plans"
 
 SMALL = "--gpus 4 --cluster h100_sxm --keep pp=1,microbatch=8,recompute=none --top 2"
 

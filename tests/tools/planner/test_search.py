@@ -14,6 +14,11 @@ from attrs import evolve
 
 from scalec.compiler.analysis.hardware import find_shipped_gpu
 from scalec.compiler.analysis.memory import account, need_range
+from scalec.compiler.config.gpus import GIB
+from scalec.compiler.frontend import resolve
+from scalec.compiler.passes import compile_plan, lower_unchecked
+from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 from scalec.tools.planner import find_plans
 from scalec.tools.planner.cells import cell_columns
 from scalec.tools.planner.choice import Choice
@@ -25,11 +30,6 @@ from scalec.tools.planner.report import Planned, print_plans
 from scalec.tools.planner.search import SearchResult, search
 from scalec.tools.planner.space import Space, divisors, space
 from scalec.tools.planner.two_processes import in_two
-from scalec.compiler.config.gpus import GIB
-from scalec.compiler.frontend import resolve
-from scalec.compiler.passes import compile_plan, lower_unchecked
-from scalec.compiler.syntax.limits import load
-from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[3] / "plans"
 

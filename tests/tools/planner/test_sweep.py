@@ -9,8 +9,8 @@ from attrs import evolve
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import find_shipped_gpu
 from scalec.compiler.cli.output import UsageError
-from scalec.tools.planner.command import swept_axes
 from scalec.tools.planner.choice import Choice
+from scalec.tools.planner.command import swept_axes
 from scalec.tools.planner.exact import Priced
 from scalec.tools.planner.facts import Goal
 from scalec.tools.planner.sweep import Point, cliff

@@ -17,19 +17,19 @@ from scalec.compiler import cli
 from scalec.compiler.analysis.communication import collectives, places
 from scalec.compiler.analysis.link_traffic import get_sent_bytes
 from scalec.compiler.analysis.memory import account
-from scalec.tools.report.command import subject
 from scalec.compiler.config.units import amount
 from scalec.compiler.ir.printer import print_ir
-from scalec.tools.drawing import LETTER, columns, ticks
 from scalec.compiler.reports.explain import memory as explained_memory
+from scalec.tools.drawing import LETTER, columns, ticks
 from scalec.tools.report import Subject, model, report
 from scalec.tools.report.calls import busiest, by_rank
+from scalec.tools.report.command import subject
 from scalec.tools.report.lines import annotated_files
 from scalec.tools.report.memory import memory
 from scalec.tools.report.mesh import mesh
 from scalec.tools.report.pipeline import pipeline
 
-PLANS = Path(__file__).parents[2] / "plans"
+PLANS = Path(__file__).parents[3] / "plans"
 SPACE = "{http://www.w3.org/2000/svg}"
 SEVERAL = ("tiny_llama", "tiny_pipeline", "llama3_70b", "llama3_405b")
 EMPTY = {"meta", "rect", "path", "line", "circle"}

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalec.tools.report.command import subject
 from scalec.tools.report import report
+from scalec.tools.report.command import subject
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BROWSER = os.environ.get("SCALEC_BROWSER") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )

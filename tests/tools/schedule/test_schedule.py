@@ -16,18 +16,29 @@ import pytest
 from scalec.compiler import cli
 from scalec.compiler.analysis.stage_schedule import estimate_times
 from scalec.compiler.passes import compile_plan
-from scalec.tools.drawing import Canvas
-from scalec.tools.schedule.figures import FORMULAS, figures, find_formula
-from scalec.tools.schedule.picture import HUES, Picture, label, picture, terminal_colour, ticks
-from scalec.tools.schedule.rows import LEFT, MOST, WIDTH, draw, excerpt, html, lines, messages, style, svg
-from scalec.tools.schedule.terminal import GAP, drawing
-from scalec.tools.schedule.trace import trace
 from scalec.compiler.schedules.actions import ScheduleError, Work
 from scalec.compiler.schedules.csv_file import parse_csv
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Slot, Times, simulate
 from scalec.compiler.syntax.source import Source
+from scalec.tools.drawing import Canvas
+from scalec.tools.schedule.figures import FORMULAS, figures, find_formula
+from scalec.tools.schedule.picture import HUES, Picture, label, picture, terminal_colour, ticks
+from scalec.tools.schedule.rows import (
+    LEFT,
+    MOST,
+    WIDTH,
+    draw,
+    excerpt,
+    html,
+    lines,
+    messages,
+    style,
+    svg,
+)
+from scalec.tools.schedule.terminal import GAP, drawing
+from scalec.tools.schedule.trace import trace
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 8  hidden = 4  wide = 8  layers = 4 }
@@ -107,7 +118,7 @@ def test_what_is_shown(scalec: Run, golden: Callable[[str, str], None]) -> None:
     status, out, err = scalec()
     assert (status, err) == (0, "")
     golden("schedule/tiny.txt", out)
-    assert out in (Path(__file__).parents[2] / "docs" / "schedule.md").read_text()
+    assert out in (Path(__file__).parents[3] / "docs" / "schedule.md").read_text()
 
 
 def test_what_is_shown_where_messages_take_time(
@@ -122,7 +133,7 @@ def test_what_is_shown_of_stages_that_are_taken_as_alike(
     out = scalec("--unit")[1]
     golden("schedule/tiny_unit.txt", out)
     bubble = "".join(out.rpartition("\nbubble: ")[1:])
-    assert bubble in (Path(__file__).parents[2] / "docs" / "schedule.md").read_text()
+    assert bubble in (Path(__file__).parents[3] / "docs" / "schedule.md").read_text()
 
 
 def costs() -> Times:

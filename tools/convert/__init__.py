@@ -1,0 +1,1 @@
+"""`scalec convert`: checkpoints to torch.distributed.checkpoint and back."""

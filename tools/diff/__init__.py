@@ -1,0 +1,1 @@
+"""`scalec diff`: two plans, or compiled programs, side by side."""

@@ -1,0 +1,1 @@
+"""`scalec launch`: the script that trains a plan on a cluster."""

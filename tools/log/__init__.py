@@ -1,0 +1,1 @@
+"""`scalec log` and `scalec loads`: the logs of runs, drawn."""

@@ -1,0 +1,1 @@
+"""`scalec new`: a first plan for this machine."""
