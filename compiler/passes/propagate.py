@@ -22,8 +22,8 @@ def propagate(program: Program, known: Diagnostics | None = None) -> Program:
     """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot
     follow.
 
-    What is `known` to be wrong is not told again; then more is added to it, and the program may
-    lack parts.
+    Mistakes that are `known` are not reported again; new ones are added to them, and the program
+    may then lack parts.
     """
     diagnostics = Diagnostics() if known is None else known
     program = evolve(program, claims=(*program.claims, *_exchanges(program)))

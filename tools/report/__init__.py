@@ -139,7 +139,7 @@ def _differences(first: Subject, second: Subject) -> list[tuple[str, list[tuple[
 
 
 def _certificate(subject: Subject) -> list[tuple[str, str]]:
-    """What was proved of a plan, and what was not: pairs of a name and a sentence."""
+    """The parts of a plan that were proved, and the ones that were not: a name and a sentence each."""
     placements = (
         "Each op's placements are inferred from its operands' and compared, after every pass."
     )
@@ -156,7 +156,7 @@ def _certificate(subject: Subject) -> list[tuple[str, str]]:
 
 
 def _proof_sentences(proof: Proof) -> list[tuple[str, str]]:
-    """What the proof says, for each of its parts that this plan has."""
+    """The proof's words about each of its parts that this plan has."""
     step = f"{proof.results()} equal those of one device, on {proof.where()}, at small sizes."
     sentences = [("values", f"{step[0].upper()}{step[1:]}")]
     if proof.elastic:

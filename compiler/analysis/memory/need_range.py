@@ -19,7 +19,7 @@ ACCOUNT = 0.03
 """
 
 FRAGMENTS = 0.03
-"""What an allocator with expandable segments reserves besides, as a part of its tensors:
+"""The part of its tensors that an allocator with expandable segments reserves besides:
 torchtitan's, which sets them too, by published rows (benchmarks/RESULTS.md)."""
 
 

@@ -251,7 +251,7 @@ class Keeper:
     ) -> dict[str, Kept]:
         """By its end, each tensor that a layer hands to the next and that one of them keeps.
 
-        What enters the first layer, and what leaves the last, is added to `kept_by_storage`.
+        Tensors that enter the first layer, and that leave the last, are added to `kept_by_storage`.
         """
         sources = {arg.value.name: self._storages.root(arg.source) for arg in region.args}
         chains: dict[str, Kept] = {}

@@ -19,7 +19,7 @@ from ..hardware import Hardware
 from .seconds import get_measured_name, get_message_seconds, get_work_seconds
 
 EXPOSED = "exposed: "
-"""What the name of a kind of time begins with where the GPU waits for collectives; their axes
+"""The beginning of the name of a kind of time when the GPU waits for collectives; their axes
 follow.
 """
 

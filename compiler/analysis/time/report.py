@@ -143,7 +143,7 @@ class Report:
         """The part of the GPU's rate that ops of a kind hold, of operations or of bytes; None where
         none are known.
 
-        Of memory-bound ops, only the ones that do nothing else count.
+        Memory-bound ops count only if they do nothing else.
         """
         rows = [row for row in self.ops if kind in row.computes]
         if kind in ("products", "attention"):

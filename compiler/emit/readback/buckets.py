@@ -26,8 +26,8 @@ class LayerMoves:
     """One layer of a repeat of forward, which is in `repeats`; slices of the parameters `entering`
     enter it.
 
-    It has a flat parameter of each bucket in `own`.  Of each bucket in `inner` it has one flat
-    parameter for each layer of the repeats in it.
+    It has a flat parameter of each bucket in `own`.  A bucket in `inner` has one flat parameter for
+    each layer of the repeats in this one.
     """
 
     def __init__(
