@@ -6,13 +6,19 @@ With `--fit`, it compares a plan's prediction with the steps that a run has prof
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ...compiler.analysis.memory import account
+from ...compiler.analysis.time.fit import fit
+from ...compiler.analysis.time.profile import beside, ranks_at, strangers
+from ...compiler.analysis.time.report import with_ops
 from ...compiler.cli.command import PLAN, Command, file_path, need, plan_path, torchrun
+from ...compiler.cli.compile import load
+from ...compiler.cli.explain import load_profile, report_of
 from ...compiler.cli.output import UsageError, cannot_write, show
-
-if TYPE_CHECKING:
-    from ...compiler.ir import Program
+from ...compiler.ir import Program
+from ...compiler.reports.profile import explain_fit
+from ...compiler.reports.summary import get_launch
+from .work_list import work_list
 
 MARK = b"Written by scalec"
 OUTPUT = Path("my_cluster.toml")
@@ -26,9 +32,6 @@ def calibrate(options: Namespace) -> None:
     if options.fit:
         _fit(options)
         return
-    from ...compiler.cli.compile import load
-    from ...compiler.reports.summary import get_launch
-    from .work_list import work_list
 
     programs, output = [load(path).program for path in options.plans], options.output or OUTPUT
     _check(output)
@@ -64,14 +67,6 @@ def _fit(options: Namespace) -> None:
     """Prints where the prediction differs from a run's profile, and which figures of hardware
     would explain it.
     """
-    from ...compiler.analysis.memory import account
-    from ...compiler.analysis.time.fit import fit
-    from ...compiler.analysis.time.profile import beside, ranks_at, strangers
-    from ...compiler.analysis.time.report import with_ops
-    from ...compiler.cli.compile import load
-    from ...compiler.cli.explain import load_profile, report_of
-    from ...compiler.reports.profile import explain_fit
-
     for option in ("output", "quick", "print"):
         if getattr(options, option):
             raise UsageError(f"--fit measures nothing and writes no file: leave out --{option}")
@@ -98,8 +93,6 @@ def _check_device(program: "Program") -> None:
     The check is here so that the user reads the error once, not from each rank.
     """
     import subprocess
-
-    from ...compiler.analysis.memory import account
 
     need("torch", "measuring")
     if (

@@ -3,14 +3,12 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...compiler.cli.command import Command, file_path, need, plan_argument
+from ...compiler.cli.compile import load
 from ...compiler.cli.output import UsageError, show
-
-if TYPE_CHECKING:
-    from ...compiler.ir import Program
-    from .checkpoint_names import Table
+from ...compiler.ir import Program
+from .checkpoint_names import OWN, Table, checkpoint_names, find_unnamed_tensors, table, tables
 
 _NO_NAMES = (
     "`names hf`, which says where Hugging Face's files hold each parameter: docs/language.md"
@@ -20,9 +18,6 @@ _NO_NAMES = (
 def convert(options: Namespace) -> int:
     """`scalec convert`."""
     import subprocess
-
-    from ...compiler.cli.compile import load
-    from .checkpoint_names import OWN, checkpoint_names
 
     if options.source.suffix in (".scale", ".ir"):
         from .checkpoint import explain_handover
@@ -49,8 +44,6 @@ def convert(options: Namespace) -> int:
 
 def _table(name: str, program: "Program") -> "Table":
     """The table of that name or in that file.  UsageError unless it names all tensors of a plan."""
-    from .checkpoint_names import find_unnamed_tensors, tables
-
     if not program.names:
         raise UsageError(f"other names need the plan's {_NO_NAMES}")
     shipped = tables()
@@ -64,8 +57,6 @@ def _table(name: str, program: "Program") -> "Table":
 
 def _of_file(path: Path, shipped: list[str]) -> "Table":
     import json
-
-    from .checkpoint_names import table
 
     try:
         return table(json.loads(path.read_bytes()))

@@ -2,9 +2,13 @@
 
 from argparse import ArgumentParser, Namespace
 
+from ...compiler.analysis.time import get_expected_report
 from ...compiler.cli.command import PLAN, Command, plan_path
 from ...compiler.cli.compile import load
 from ...compiler.cli.output import show
+from ...compiler.cli.recheck import load_compiled_plan
+from ...compiler.ir import Program
+from .differences import as_json, figures, rows, text
 
 DIFFERENT = 1
 """The exit status where plans differ."""
@@ -13,11 +17,6 @@ DIFFERENT = 1
 def diff(options: Namespace) -> int:
     """`scalec diff`; returns the exit status."""
     import json
-
-    from ...compiler.analysis.time import get_expected_report
-    from ...compiler.cli.recheck import load_compiled_plan
-    from ...compiler.ir import Program
-    from .differences import as_json, figures, rows, text
 
     programs = list[Program]()
     for path in options.plans:

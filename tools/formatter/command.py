@@ -6,23 +6,19 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...compiler.cli.command import Command, file_path
 from ...compiler.cli.output import PLAN_WRONG, UsageError, as_file, cannot_write
-
-if TYPE_CHECKING:
-    from ...compiler.syntax.diagnostics import Diagnostic
-    from ...compiler.syntax.source import Source
-
+from ...compiler.syntax.diagnostics import Diagnostic, PlanError
+from ...compiler.syntax.limits import load
+from ...compiler.syntax.source import Source
+from . import format_plan
 
 STANDARD_INPUT = Path("-")
 
 
 def fmt(options: Namespace) -> int:
     """`scalec fmt`; returns the exit status."""
-    from ...compiler.syntax.diagnostics import PlanError
-
     if STANDARD_INPUT in options.files:
         return _standard_input(options)
     wrong: list[Diagnostic] = []
@@ -40,9 +36,6 @@ def fmt(options: Namespace) -> int:
 
 def _format(path: Path, only_check: bool) -> bool:
     """Names a file that changes, rewrites it unless `only_check`; returns whether it changes."""
-    from ...compiler.syntax.limits import load
-    from . import format_plan
-
     text = format_plan(load(path))
     if text.encode() == path.read_bytes():
         return False
@@ -72,8 +65,6 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _standard_input(options: Namespace) -> int:
-    from . import format_plan
-
     if len(options.files) > 1:
         raise UsageError("`-` is standard input and cannot be combined with files")
     content = sys.stdin.buffer.read()
@@ -89,9 +80,6 @@ def _standard_input(options: Namespace) -> int:
 
 
 def _to_source(content: bytes) -> "Source":
-    from ...compiler.syntax.diagnostics import Diagnostic, PlanError
-    from ...compiler.syntax.source import Source
-
     try:
         return Source("standard input", content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

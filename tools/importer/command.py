@@ -7,13 +7,12 @@ from pathlib import Path
 
 from ...compiler.cli.command import Command, file_path
 from ...compiler.cli.output import UsageError, as_file, cannot_write
+from ...compiler.syntax.limits import load
+from . import import_config
 
 
 def import_(options: Namespace) -> None:
     """`scalec import`."""
-    from ...compiler.syntax.limits import load
-    from . import import_config
-
     if not options.config.exists() and (name := _hub_name(options.config)):
         download = f"hf download {name} config.json --local-dir FOLDER"
         raise UsageError(

@@ -4,19 +4,18 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from ...compiler.cli.command import Command, count, output_arguments, plan_argument
+from ...compiler.cli.compile import load, write_lowered_plan
+from ...compiler.cli.op_trials import trials
 from ...compiler.cli.output import TEXT, UsageError
+from ...compiler.emit.naming import run_word
+from ...compiler.emit.write_files import OutputError, write
+from ...compiler.reports.job import FILES, files
 
 SCHEDULERS = ("slurm", "k8s")
 
 
 def launch(options: Namespace) -> None:
     """`scalec launch`."""
-    from ...compiler.cli.compile import load, write_lowered_plan
-    from ...compiler.cli.op_trials import trials
-    from ...compiler.emit.naming import run_word
-    from ...compiler.emit.write_files import OutputError, write
-    from ...compiler.reports.job import FILES, files
-
     if options.scheduler == "k8s" and not options.image:
         raise UsageError("a job of Kubernetes needs an image with scalec in it: --image IMAGE")
     if options.scheduler == "slurm":

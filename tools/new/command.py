@@ -10,6 +10,13 @@ from typing import Any, NamedTuple
 
 from ...compiler.cli.command import Command, file_path, plan_path
 from ...compiler.cli.output import UsageError, cannot_write
+from ...compiler.config.gpus import GPUS
+from ...compiler.config.values import TEXT
+from ...compiler.emit.naming import run_word
+from ...compiler.syntax.package_data import SHIPPED, fill_template
+from ...compiler.syntax.source import Source
+from ..formatter import format_plan
+from .scaled import model_of
 
 MOST = 4
 """Processes of a first plan on CPUs."""
@@ -52,8 +59,6 @@ class Machine(NamedTuple):
     @property
     def gpu(self) -> str:
         """The GPU as plans call it; "" where they have no name for it."""
-        from ...compiler.config.gpus import GPUS
-
         if not self.gpus:
             return ""
         words = re.split(r"[^a-z0-9]+", self.gpus[0].lower())
@@ -111,8 +116,6 @@ def data(files: list[str] | None, mask: str = "") -> str:
 
     `mask` has its settings for a model that predicts hidden tokens.
     """
-    from ...compiler.config.values import TEXT
-
     if not files:
         note = '# text of your own: files = ["notes/*.txt"]'
         return f"data text {{ files = [python_stdlib]  holdout = 5%  {mask} }} {note}"
@@ -137,8 +140,6 @@ def _model_settings(model: Path, size: int | None, seq: int, machine: Machine) -
 
     UsageError where there is no such size.
     """
-    from .scaled import model_of
-
     target = size or (GPU_SIZE if machine.gpus else CPU_SIZE)
     shipped = model_of(model, seq)
     scaled = shipped.find_sizes(target)
@@ -162,11 +163,6 @@ def _model_settings(model: Path, size: int | None, seq: int, machine: Machine) -
 
 def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict[str, Any]) -> str:
     """The plan, as `scalec fmt` lays it out; `model` says which one it uses, if not its own."""
-    from ...compiler.emit.naming import run_word
-    from ...compiler.syntax.package_data import fill_template
-    from ...compiler.syntax.source import Source
-    from ..formatter import format_plan
-
     sizes, batch = SMALL, 16
     if machine.gpus:
         sizes, batch = LARGE, 16 * machine.ranks
@@ -195,8 +191,6 @@ def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict
 
 
 def _shipped_plan_path(text: str) -> Path:
-    from ...compiler.syntax.package_data import SHIPPED
-
     return plan_path(f"{SHIPPED}{text.removeprefix(SHIPPED)}")
 
 

@@ -139,7 +139,7 @@ def _differences(first: Subject, second: Subject) -> list[tuple[str, list[tuple[
 
 
 def _certificate(subject: Subject) -> list[tuple[str, str]]:
-    """The parts of a plan that were proved, and the ones that were not: a name and a sentence each."""
+    """The parts of a plan that were proved, and the others: a name and a sentence each."""
     placements = (
         "Each op's placements are inferred from its operands' and compared, after every pass."
     )

@@ -2,21 +2,17 @@
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ...compiler.cli.advice import make_report_with_advice
 from ...compiler.cli.command import PLAN, Command, file_path, plan_path, verify_arguments
 from ...compiler.cli.compile import load
 from ...compiler.cli.output import UsageError, put
-
-if TYPE_CHECKING:
-    from . import Subject
+from . import MARK, Subject
+from . import report as page_of
 
 
 def report(options: Namespace) -> None:
     """`scalec report`."""
-    from . import MARK
-    from . import report as page_of
-
     if len(options.plans) > 2:
         raise UsageError("report takes one plan, or two to compare")
     subjects = [
@@ -34,8 +30,6 @@ def subject(path: Path, *, proved: bool, cached: bool = False, advised: bool = F
     If `cached`, its proof is the one that an earlier command kept; if `advised`, the subject has
     the faster neighbours of the plan.
     """
-    from . import Subject
-
     plan = load(path)
     proof = plan.get_proof(cached=cached) if proved else None
     result = Subject(plan.source, plan.model, plan.program, proof=proof)
@@ -46,8 +40,6 @@ def subject(path: Path, *, proved: bool, cached: bool = False, advised: bool = F
 
 def _with_neighbours(subject: "Subject") -> "Subject":
     from attrs import evolve
-
-    from ...compiler.cli.advice import make_report_with_advice
 
     assert subject.time is not None, "report: advice on a time that is not known"
     report = make_report_with_advice(subject.time, subject.model, subject.source)

@@ -5,15 +5,19 @@ to files.
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ...compiler.analysis.memory import accounts
+from ...compiler.analysis.stage_schedule import estimate_times
 from ...compiler.cli.command import Command, file_path, plan_argument
 from ...compiler.cli.compile import load
 from ...compiler.cli.output import UsageError, check_replaceable, replace
-
-if TYPE_CHECKING:
-    from ...compiler.ir import Program
-    from .picture import Picture
+from ...compiler.ir import Program
+from ...compiler.schedules.timeline import Times
+from ...compiler.syntax.diagnostics import listing, wants_colour
+from .figures import figures
+from .picture import MARK, Picture, of_plan
+from .rows import html, svg
+from .terminal import drawing
 
 TIMES = {"f": "forward", "b": "input", "w": "weight", "comm": "send"}
 """Times of a stage's forward, of the two parts of its backward, and of a message: the fields of
@@ -65,9 +69,6 @@ def _check_apart(paths: dict[str, Path]) -> None:
 
 def _table(picture: "Picture", program: "Program") -> str:
     """A line for each rank: its time and its memory."""
-    from ...compiler.analysis.memory import accounts
-    from .figures import figures
-
     return figures(picture, accounts(program))
 
 
@@ -75,16 +76,11 @@ def _grid(picture: "Picture") -> str:
     """The drawing for the terminal."""
     from shutil import get_terminal_size
 
-    from ...compiler.syntax.diagnostics import wants_colour
-    from .terminal import drawing
-
     return drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
 
 
 def _write(picture: "Picture", table: str, paths: dict[str, Path]) -> None:
     """Writes all files, or no file if one of them cannot be replaced."""
-    from .picture import MARK
-
     texts = {form: _text(form, picture, table) for form in paths}
     for form, path in paths.items():
         check_replaceable(path, texts[form], form, MARK)
@@ -103,7 +99,6 @@ def _text(form: str, picture: "Picture", table: str) -> str:
         from .trace import trace
 
         return trace(picture)
-    from .rows import html, svg
 
     draw = svg if form == "svg" else html
     return draw(picture, table)
@@ -111,8 +106,6 @@ def _text(form: str, picture: "Picture", table: str) -> str:
 
 def times(text: str) -> dict[str, float]:
     """The times that `--times` sets.  Raises UsageError."""
-    from ...compiler.syntax.diagnostics import listing
-
     overrides: dict[str, float] = {}
     for part in text.split(",") if text else ():
         name, _, value = part.strip().partition("=")
@@ -143,10 +136,6 @@ def _time(name: str, value: str) -> float:
 
 def _picture(program: "Program", unit: bool, overrides: dict[str, float]) -> "Picture":
     """All stages alike, or as long as they are estimated to take, except for `overrides`."""
-    from ...compiler.analysis.stage_schedule import estimate_times
-    from ...compiler.schedules.timeline import Times
-    from .picture import of_plan
-
     pipeline = program.pipeline
     assert pipeline, "schedule: no pipeline"
     if unit:
