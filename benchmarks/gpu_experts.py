@@ -133,7 +133,7 @@ def _products(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
     held = _order(machine, sizes.product_rows // sizes.k, sizes)
     for name, width, out in (("up", sizes.hidden, sizes.ffn), ("down", sizes.ffn, sizes.hidden)):
         x, weight = machine.randn(held.total, width), machine.randn(sizes.experts, out, width)
-        with patch.object(grouped_linear, "is_torchs", lambda *_: False):
+        with patch.object(grouped_linear, "is_for_grouped_mm", lambda *_: False):
             ours = parts(
                 machine,
                 (kernels.GroupedLinear(tiles(kernels, "GroupedLinear", width)),),

@@ -275,7 +275,7 @@ def _grouped(kernels: Any, size: int, blocks: Any) -> Call:
     call = _both(kernels.GroupedLinear({size: blocks}), [_randn(order.total, size), weight], order)
 
     def ours() -> object:
-        with patch.object(grouped_linear, "is_torchs", lambda *_: False):
+        with patch.object(grouped_linear, "is_for_grouped_mm", lambda *_: False):
             return call()
 
     return ours

@@ -131,7 +131,7 @@ class _GroupedLinear(Function):
 
         d_weight: Tensor | None = None
         if of_w:
-            d_weight = now_or_later(ctx.weight, make, groups and groups.left)
+            d_weight = now_or_later(ctx.weight, make, groups and groups.put_off_gradients)
         return d_x, d_weight, None, None
 
 

@@ -108,7 +108,7 @@ def test_a_kept_compile_writes_what_a_kept_proof_does(compile_: Compile, folder:
 
 def test_a_kept_compile_lowers_nothing(compile_: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_()
-    monkeypatch.setattr("scalec.compiler.cli.compile.lowered", None)
+    monkeypatch.setattr("scalec.compiler.cli.compile.make_plan", None)
     assert SAID in compile_()
 
 

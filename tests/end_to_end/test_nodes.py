@@ -336,7 +336,10 @@ def _flipped(module: Any) -> list[Any]:
     dist.all_gather_object(every, names)
     shared = {name for name in names if sum(name in others for others in every) > 1}
     said = {
-        box.name for boxes in state.shared_boxes().values() for box in boxes if box.tensor.numel()
+        box.name
+        for boxes in state.get_boxes_by_axes().values()
+        for box in boxes
+        if box.tensor.numel()
     }
     assert said == shared
     check = SameState(state)
@@ -382,7 +385,7 @@ def test_plan_json_says_what_is_compared(kind: str, tmp_path: Path) -> None:
 def _axes_of_params(module: Any) -> dict[str, str]:
     _, state = module.build(Mesh(module.PLAN.mesh))
     found = dict[str, str]()
-    for axes, boxes in state.shared_boxes().items():
+    for axes, boxes in state.get_boxes_by_axes().items():
         # stages that share are not among axes
         along = "*".join(name for name in axes.split("*") if "[" not in name)
         for box in boxes:

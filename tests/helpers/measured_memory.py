@@ -99,7 +99,10 @@ def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
                 seen.counted(each, DECISIONS[type(made)])
         return made
 
-    with patch.object(routing, "decided", decided), patch.object(experts, "decided", decided):
+    with (
+        patch.object(routing, "decide_once", decided),
+        patch.object(experts, "decide_once", decided),
+    ):
         yield
 
 
@@ -133,7 +136,10 @@ def _loads(module: ModuleType, to_first: bool) -> Iterator[None]:
         return count(order, *backend)
 
     count = experts._exchange_counts
-    with patch.object(routing, "decided", decided), patch.object(experts, "_counted", counted):
+    with (
+        patch.object(routing, "decide_once", decided),
+        patch.object(experts, "_exchange_counts", counted),
+    ):
         yield
 
 

@@ -189,7 +189,7 @@ def test_row_58_backward_chooses_other_experts_than_forward_did(
     _for_programs(monkeypatch, wrong_top_k)
     assert wrong(case, tmp_path / "kept") == set()
     for module in (routing, layouts):
-        monkeypatch.setattr(module, "decided", lambda make: make())
+        monkeypatch.setattr(module, "decide_once", lambda make: make())
     assert "layers.0.w_gate" in wrong(case, tmp_path / "anew")
 
 

@@ -110,7 +110,7 @@ def test_row_84_moments_of_the_optimizer_stay_behind(
     def without(path: Path, boxes: list[Box], rows: Any) -> tuple[Any, list[Box]]:
         return opened(path, [box for box in boxes if not box.key.startswith("optimizer/")], rows)
 
-    monkeypatch.setattr(saver, "_opened", without)
+    monkeypatch.setattr(saver, "_open_for_boxes", without)
     with pytest.raises(RunError, match=r"has `optimizer/exp_avg/norm`, .* which the plan has not"):
         _resumed(tmp_path / "wrong")
 
@@ -362,7 +362,7 @@ def test_row_82_places_are_counted_in_32_bits(tmp_path: Path) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert {"taken_kernel", "spread_kernel"} <= _narrow(module)
+    assert {"dispatch_kernel", "spread_kernel"} <= _narrow(module)
 
 
 def _narrow(module: ModuleType) -> set[str]:

@@ -23,8 +23,8 @@ PRODUCTS = {
     "forward_kernel",
     "keys_kernel",
     "queries_kernel",
-    "grouped_rows_kernel",
-    "grouped_weight_kernel",
+    "group_rows_kernel",
+    "group_weight_kernel",
 }
 """The kernels that multiply matrices."""
 

@@ -101,7 +101,7 @@ def evenly_routed() -> Iterator[None]:
         found.sizes = [sum(order.sizes[expert::each]) for expert in range(each)]
         return found
 
-    with patch.object(experts, "_order", order), patch.object(experts, "_counted", held):
+    with patch.object(experts, "_order", order), patch.object(experts, "_exchange_counts", held):
         yield
 
 

@@ -215,7 +215,9 @@ def test_rows_of_one_colour_are_made_one_after_the_other(monkeypatch: pytest.Mon
 
 def test_a_rank_gets_the_group_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     job = SimpleNamespace(WORLD=SimpleNamespace(bound_device_id=torch.device("cuda:0")))
-    monkeypatch.setattr(c10d, "apart", lambda rows: [[[0, 1], [2], [3]], [[0], [1], [2, 3]]])
+    monkeypatch.setattr(
+        c10d, "splits_of_rows", lambda rows: [[[0, 1], [2], [3]], [[0], [1], [2, 3]]]
+    )
     monkeypatch.setattr(c10d, "_check_members", lambda *_: None)
     for rank, row in enumerate(([0, 1], [0, 1], [2, 3], [2, 3])):
 

@@ -62,14 +62,14 @@ def test_a_route_starts_each_kernel_once_forward_and_once_backward() -> None:
             "top_k_backward": 1,
             "sort_count_kernel": 1,
             "sort_place_kernel": 1,
-            "taken_kernel": 1,
-            "summed_kernel": 2,
+            "dispatch_kernel": 1,
+            "combine_kernel": 2,
             "spread_kernel": 1,
-            "grouped_rows_kernel": 2,
-            "grouped_weight_kernel": 1,
+            "group_rows_kernel": 2,
+            "group_weight_kernel": 1,
         }
     )
-    moved = Counter({"grouped_places_kernel": 1, "regrouped_kernel": 4})
+    moved = Counter({"group_places_kernel": 1, "regroup_kernel": 4})
     with pretended(4, 1):
         assert _started(exchanged=True) == (expected + moved, 24)
         assert _started(exchanged=False) == (expected, 6)
@@ -100,8 +100,8 @@ def test_padded_rows_are_multiplied_and_exchanged_by_torch() -> None:
     assert x.grad is not None
     assert weight.grad is not None
     names = Counter(launch.kernel.__name__ for launch in launches)
-    kernels = ("sort_count_kernel", "sort_place_kernel", "taken_kernel", "spread_kernel")
-    assert names == Counter(kernels) + Counter(summed_kernel=2)
+    kernels = ("sort_count_kernel", "sort_place_kernel", "dispatch_kernel", "spread_kernel")
+    assert names == Counter(kernels) + Counter(combine_kernel=2)
 
 
 @pytest.mark.gpu

@@ -13,18 +13,18 @@ ROUTES = {
     "router_sums_backward",
     "sort_count_kernel",
     "sort_place_kernel",
-    "taken_kernel",
-    "summed_kernel",
+    "dispatch_kernel",
+    "combine_kernel",
     "spread_kernel",
 }
 """The kernels of a route between ranks, and of its balance."""
 RAGGED = {
     "router_z_forward",
     "router_z_backward",
-    "grouped_places_kernel",
-    "regrouped_kernel",
-    "grouped_rows_kernel",
-    "grouped_weight_kernel",
+    "group_places_kernel",
+    "regroup_kernel",
+    "group_rows_kernel",
+    "group_weight_kernel",
 }
 """Those where experts, of which a rank has several, have unequal numbers of rows; and of a
 second loss.

@@ -242,7 +242,7 @@ def test_where_torch_has_products_of_groups_they_are_the_same(
             calls.append(all(map(module._is_aligned, operands)))
             return calls[-1]
 
-        monkeypatch.setattr(module, "is_torchs", is_torchs)
+        monkeypatch.setattr(module, "is_for_grouped_mm", is_torchs)
         x, weight = (
             _draw(6, width).bfloat16().requires_grad_(),
             _draw(5, 8, width, seed=1).bfloat16().requires_grad_(),
