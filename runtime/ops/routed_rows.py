@@ -96,7 +96,7 @@ class _Dispatch(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         order, backend = ctx.how
         gradient = grad_outputs[0].reshape(-1, ctx.shape[-1])
-        return backend.summed(gradient, None, order).view(ctx.shape), None, None
+        return backend.sum_rows(gradient, None, order).view(ctx.shape), None, None
 
 
 class _Combine(Function):

@@ -96,7 +96,7 @@ class UpdateHold:
             return torch.ones_like(self._row, dtype=torch.bool)
         return self._row > self._most
 
-    def kept(self) -> Iterator[tuple[str, Tensor]]:
+    def get_checkpoint_values(self) -> Iterator[tuple[str, Tensor]]:
         """The number of steps."""
         return zip(self.KEYS, (self._row,), strict=True)
 

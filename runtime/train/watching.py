@@ -38,7 +38,7 @@ class Watching:
         located = self._locate if watch.locate else _advise_to_locate
         self._finite = Finite(state, watch.finite, watch.skips, located)
         if watch.skips:
-            state.replicated_values += state.hold.kept()
+            state.replicated_values += state.hold.get_checkpoint_values()
         if watch.spikes:
             state.replicated_values += state.losses.get_checkpoint_values()
         if watch.copies or watch.replay:
