@@ -76,7 +76,7 @@ def test_steps_in_a_row_are_counted_on_over_a_checkpoint(tmp_path: Path) -> None
     state, other = made({"dp": 1}, 0), made({"dp": 1}, 1)
     first, second = Finite(state, skips=1), Finite(other, skips=1)
     for each in (state, other):
-        each.replicated_values += each.hold.kept()
+        each.replicated_values += each.hold.get_checkpoint_values()
     assert first.after(1, _step(state, torch.nan))
     load(save(tmp_path, 1, state), other)
     with pytest.raises(
