@@ -148,7 +148,7 @@ def test_row_76_what_was_dropped_counts_nothing_times_no_number(
         return each.sum(1)
 
     def wrong_combine(rows: Tensor, gates: Tensor, order: Order) -> Tensor:
-        return combine(rows, gates, order, routed_rows.PLAIN._replace(summed=summed))
+        return combine(rows, gates, order, routed_rows.PLAIN._replace(sum_rows=summed))
 
     _for_programs(monkeypatch, wrong_combine)
     assert wrong(TWO, tmp_path / "two") == set()  # no choice is dropped
@@ -184,7 +184,7 @@ def test_row_58_backward_chooses_other_experts_than_forward_did(
     def wrong_top_k(logits: Tensor, k: int, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
         return top_k(logits, k, *rest, **options, backend=backend)
 
-    backend = routing.PLAIN._replace(chosen=_differently(routing.choose_experts))
+    backend = routing.PLAIN._replace(choose_experts=_differently(routing.choose_experts))
     case = replace(RECOMPUTED, layers=1)
     _for_programs(monkeypatch, wrong_top_k)
     assert wrong(case, tmp_path / "kept") == set()
