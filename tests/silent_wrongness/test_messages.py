@@ -61,7 +61,7 @@ def _received_into_one_memory() -> None:
 
         return p2p.Message(ready, made.call, axis, peer, made.under_way)
 
-    _replaced("received", reusing)
+    _replaced("make_receive", reusing)
 
 
 def _sent_from_one_memory() -> None:
@@ -79,7 +79,7 @@ def _sent_from_one_memory() -> None:
 
         return p2p.Message(ready, c10d.begin_send, axis, peer, under_way)
 
-    _replaced("sent", reusing)
+    _replaced("make_send", reusing)
 
 
 def _replaced(name: str, function: Any) -> None:
