@@ -99,7 +99,7 @@ GROUPS = {
     "products": "gemm|cutlass|cublas|nvjet|xmma|addmm|::mm|::bmm",
     "optimizer": "adam|foreach|multi_tensor|accumulate_kernel",
     "loss": "nll|softmax|logit|cross_entropy|_parts|_gradient",
-    "experts": "grouped|top_k|^router_|^sort_|^(taken|summed|spread)_kernel",
+    "experts": "grouped|^group_|^regroup_|top_k|^router_|^sort_|^(dispatch|combine|spread)_kernel",
     "norms, gates, rotary positions": (
         "(rms|layer)_norm|norm_(for|back)ward|gate_(for|back)ward|rope"
     ),
