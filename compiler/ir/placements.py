@@ -140,14 +140,17 @@ def path(program: Program, type: Type, want: Places) -> list[Step]:
             apart = _apart(program, axis, source, target)
             groups[source, target, apart] = (*groups.get((source, target, apart), ()), axis)
     steps = [Step(axes, source, target) for (source, target, _), axes in groups.items()]
+    summed = {axis for step in steps if step.source.kind is P for axis in step.axes}
 
     def rank(step: Step) -> tuple[int, int]:
         """By the table's stage.  Gathers come innermost first: only the innermost axis of a dim
-        can be gathered.
+        can be gathered.  An axis is summed before it is replicated: P → I → R.
         """
         stage = coercion(step.source, step.target).stage
         if stage == 2:
             return stage, -order.index(step.axes[-1])
+        if (step.source.kind, step.target.kind) == (INVARIANT.kind, R):
+            return stage, int(not summed.isdisjoint(step.axes))
         return stage, 0
 
     steps.sort(key=rank)

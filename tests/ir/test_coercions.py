@@ -130,6 +130,15 @@ def applied(pair: Pair) -> list[tuple[Step, Type, Type]]:
     return steps
 
 
+def test_an_axis_is_summed_before_it_is_replicated() -> None:
+    """Also where the axis before it is replicated alone, and both are replicated in one step."""
+    program = frame({"a": 2, "b": 3}, {"d": 12})
+    places = program.places({"b": PARTIAL})
+    target = program.places({"a": REPLICATED, "b": REPLICATED})
+    steps = path(program, Type("f64", ("d",), places), target)
+    assert [(step.axes, str(step.target)) for step in steps] == [(("b",), "I"), (("a", "b"), "R")]
+
+
 @settings(max_examples=200)
 @given(pairs())
 def test_paths_lead_where_they_should(pair: Pair) -> None:
