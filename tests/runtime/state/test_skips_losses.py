@@ -54,7 +54,10 @@ def test_what_is_not_finite_or_does_not_count_changes_nothing(loss: float, count
 
 def _watching() -> TrainState:
     state = made({"dp": 1}, 0)
-    state.replicated_values += [*state.losses.get_checkpoint_values(), *state.hold.get_checkpoint_values()]
+    state.replicated_values += [
+        *state.losses.get_checkpoint_values(),
+        *state.hold.get_checkpoint_values(),
+    ]
     return state
 
 
