@@ -2,7 +2,7 @@
 them.
 
 Non-goals: pipelines on GPUs that nobody has measured, which go by operations
-(`stage_schedule.estimated`).
+(`stage_schedule.estimate_times`).
 """
 
 from functools import partial

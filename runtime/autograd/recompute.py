@@ -5,7 +5,7 @@ Saved-tensor hooks that save only a call's operands and parameters, and recomput
 tensors when backward first needs any of them.  No op uses a random generator, so a recomputed call
 is equal to the last bit; its collectives run a second time on all ranks.
 
-Decisions, which make sizes differ from run to run (`decided`), are made once: a recomputed call
+Decisions, which make sizes differ from run to run (`decide_once`), are made once: a recomputed call
 gets the decisions of its first run, even where rounding has changed the values behind them.
 """
 

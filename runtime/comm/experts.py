@@ -8,7 +8,7 @@ which are zero after the rows that tokens make.  They are exchanged like any ten
 not know how many rows tokens made.
 
 Order and counts are decisions: a call that backward recomputes gets the order and counts of its
-first run (`decided`).
+first run (`decide_once`).
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -2,7 +2,7 @@
 
 Scores are softmax(logits) over all experts, or sigmoid(logits).  Ties go to the lower index.  All
 is in float32 at least.  Choices are decisions: a call that backward recomputes gets the choices of
-its first run (`decided`).
+its first run (`decide_once`).
 """
 
 from collections.abc import Callable

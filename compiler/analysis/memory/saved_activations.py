@@ -93,7 +93,7 @@ class Keeper:
         # results of `saved`, by first result of the op
         self._known: dict[str, dict[str, Kept]] = {}
         self._by_layer = True  # whether what backward recomputes layer by layer is not kept
-        # results of `_made_of`, by `_by_layer` too
+        # results of `_get_sources`, by `_by_layer` too
         self._sources: dict[tuple[str, bool], list[str]] = {}
         self.all = self._body(storages.program.forward.body)
 

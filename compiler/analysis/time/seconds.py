@@ -33,7 +33,7 @@ PUBLISHED = ("bf16", "f16")
 def get_work_seconds(op: str, work: Work, on: Hardware) -> dict[str, float]:
     """Seconds by kind: `products`, `attention`, `memory-bound`; none where nothing is done.
 
-    `op` is the name that measured seconds of memory-bound ops go by (`measured_as`).
+    `op` is the name that measured seconds of memory-bound ops go by (`get_measured_name`).
     """
     seconds = dict[str, float]()
     if work.products:
