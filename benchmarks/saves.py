@@ -33,7 +33,7 @@ def main() -> None:
         f"w{i}": Box(f"w{i}", (SIDE, SIDE), (0, 0), torch.randn(SIDE, SIDE), is_own=True)
         for i in range(TENSORS)
     }
-    memory = host_copy.host_memory(own)
+    memory, _ = host_copy.host_memory(own)
     host_copy.copy_boxes(own, memory)  # the first touches the memory
     copy = min(_seconds(lambda: host_copy.copy_boxes(own, memory)) for _ in range(TIMES))
     data = [
