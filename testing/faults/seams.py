@@ -121,7 +121,7 @@ _COLLECTIVES = (
 )
 _DISK: set[Event] = {"write", "sync", "publish", "remove"}
 SEAMS: list[tuple[set[Event], Any, str, Callable[[Sequence[Any]], Reached]]] = [
-    ({"data"}, Loader, "prepared", lambda given: ("data", given[1] + 1)),
+    ({"data"}, Loader, "make_host_batch", lambda given: ("data", given[1] + 1)),
     *(
         ({"collective"}, dist.ProcessGroup, name, lambda _: ("collective", None))
         for name in _COLLECTIVES

@@ -64,7 +64,7 @@ def _flip(x: Tensor) -> None:
 
 def _flip_state(what: str, model: Any, state: Any) -> None:
     copies = [each for each in state.copies() if each.axis.size > 1]
-    _flip(next(each.tensor for each in copies if each.what.startswith(what)))
+    _flip(next(each.tensor for each in copies if each.prefix.startswith(what)))
 
 
 def _flip_gradient(model: Any, state: Any) -> None:
