@@ -36,7 +36,7 @@ class _Rows(TrainState):
                 rows = self._rows(len(box.tensor), box.key)
                 offset = (box.offset[0] + rows.start, *box.offset[1:])
                 own = "tp" in split or self.mesh.rank("tp") == 0
-                box = replace(box, offset=offset, tensor=box.tensor[rows], own=own)
+                box = replace(box, offset=offset, tensor=box.tensor[rows], is_own=own)
             yield box
 
     def _rows(self, count: int, key: str) -> slice:
