@@ -92,7 +92,12 @@ INSERTIONS = (
     Insertion(OP, "Pointwise(", "compiler/ops/pointwise.py", '    Pointwise("exp"', ","),
     Insertion(PASS, "from .join_scales", "compiler/passes/__init__.py", "from .look_ahead"),
     Insertion(PASS, "join_scales", "compiler/passes/__init__.py", "    propagate,", ","),
-    Insertion(SCHEDULE, "def eager", "compiler/schedules/orders.py", "def interleaved("),
+    Insertion(
+        SCHEDULE,
+        "def eager",
+        "compiler/schedules/orders.py",
+        "def one_forward_one_backward_of_chunks(",
+    ),
     Insertion(
         SCHEDULE, '"eager_1f1b": Sch', "compiler/schedules/registry.py", '    "interleaved_1f1b":'
     ),
