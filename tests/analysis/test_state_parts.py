@@ -107,7 +107,7 @@ def _own(module: ModuleType) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
     boxes = [
         box
         for box in state.boxes()
-        if box.own and box.tensor.numel() and not box.key.startswith("optimizer/")
+        if box.is_own and box.tensor.numel() and not box.key.startswith("optimizer/")
     ]
     return [
         (
