@@ -74,7 +74,7 @@ def _few() -> Iterator[Case]:
 
 
 def test_every_model_file_is_there() -> None:
-    """`frontend/hf_import/test_same_numbers` has those of experts, and `test_five_axes` the
+    """`tools/importer/test_same_numbers` has those of experts, and `test_five_axes` the
     tiny one.
     """
     assert {*BY_FILE, "deepseek_v3", "mixtral", "olmoe", "qwen3_moe", "tiny_moe"} == {

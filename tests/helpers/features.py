@@ -220,7 +220,7 @@ HEAD = """\
 # What goes with what
 
 Each cell is a plan with both features, compiled and proved (✓), or refused with an error of this code; – is for two
-features of which a plan has one or the other. Each feature is proved by itself. The tests write this table and
+features that exclude each other. Each feature is proved by itself. The tests write this table and
 compare it with what the compiler does (`tests/test_features.py`); `scalec explain E0517` says what a code means.
 
 """

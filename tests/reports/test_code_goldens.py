@@ -40,9 +40,9 @@ ELSEWHERE = {  # the tests of what only a run, a proof, a file of IR or a config
     "E0703": "cli/test_verify.py",
     "E0705": "proof/test_proof.py",
     "E0706": "cli/test_edited_ir.py",
-    "E0801": "frontend/hf_import/test_import.py",
-    "E0803": "frontend/hf_import/test_import.py",
-    "E0804": "frontend/hf_import/test_import.py",
+    "E0801": "tools/importer/test_import.py",
+    "E0803": "tools/importer/test_import.py",
+    "E0804": "tools/importer/test_import.py",
 }
 
 
