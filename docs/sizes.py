@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from page_tables import markdown, write
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "sizes.md"
-BEGIN, END = "<!-- sizes.py writes this table -->\n\n", "\n<!-- end of the table -->"
 GIB = 2**30
 
 
@@ -61,36 +62,25 @@ def degrees(choice: dict[str, Any]) -> str:
     return ", ".join([" × ".join(axes), *others])
 
 
-def row(size: Size) -> str:
+def cells(size: Size) -> list[str]:
     """The row of the table."""
     plan = fastest(size)
-    step = plan["seconds"]
-    cells = (
+    return [
         size.name,
         f"{size.gpus:,}",
         degrees(plan["choice"]),
         f"{plan['needs'] / GIB:.0f} GiB",
-        f"{step:.2f} s",
+        f"{plan['seconds']:.2f} s",
         f"{plan['tokens_per_second_per_gpu']:,.0f}",
         f"{plan['mfu']:.0%}",
-    )
-    return f"| {' | '.join(cells)} |"
+    ]
 
 
 def table() -> str:
     """The table as the page has it."""
-    heads = ("model", "GPUs", "fastest plan", "memory", "step", "tokens/s/GPU", "MFU")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    lines += [row(size) for size in SIZES]
-    return "\n".join(lines) + "\n"
-
-
-def shown(page: str) -> str:
-    """The table between the page's marks."""
-    return page.partition(BEGIN)[2].partition(END)[0]
+    heads = "model, GPUs, fastest plan, memory, step, tokens/s/GPU, MFU"
+    return markdown(heads.split(", "), [cells(size) for size in SIZES])
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text(encoding="utf-8")
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{after}", encoding="utf-8")
+    write(PAGE, Path(__file__).name, table())

@@ -8,6 +8,8 @@ Figures are of one rank and one step: memory as `scalec explain memory` counts i
 from pathlib import Path
 from typing import NamedTuple
 
+from page_tables import markdown, write
+
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.analysis.link_traffic import get_sent_bytes
 from scalec.compiler.analysis.memory import Account, account
@@ -20,7 +22,6 @@ from scalec.compiler.syntax.source import Source
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "strategies.md"
-BEGIN, END = "<!-- strategies.py writes this table -->\n\n", "\n<!-- end of the table -->"
 SMALL = 2**20
 """Bytes below which a collective is not named: counts, the loss and the norm."""
 
@@ -110,13 +111,13 @@ def _sent(program: Program) -> str:
     return ", ".join(f"{op} {amount(size)}" for op, size in large if size >= SMALL)
 
 
-def row(strategy: Strategy) -> str:
+def cells(strategy: Strategy) -> list[str]:
     """The strategy's row of the table."""
     program = compile_plan(Source(str(ROOT / "plans" / "strategy.scale"), strategy.plan()))
     memory, report = account(program), get_expected_report(program)
     assert report
     tokens = program.elements(program.types["tokens"])
-    cells = (
+    return [
         strategy.name,
         strategy.words(),
         f"{program.size(program.microbatches.dim)} of {tokens:,}",
@@ -125,33 +126,14 @@ def row(strategy: Strategy) -> str:
         amount(memory.total),
         _sent(program),
         seconds(report.step.seconds),
-    )
-    return f"| {' | '.join(cells)} |"
+    ]
 
 
 def table() -> str:
     """The table as the page has it."""
-    heads = (
-        "strategy",
-        "in the plan",
-        "microbatches, tokens",
-        "state",
-        "activations",
-        "peak",
-        "sent in a step",
-        "step",
-    )
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    lines += [row(strategy) for strategy in STRATEGIES]
-    return "\n".join(lines) + "\n"
-
-
-def shown(page: str) -> str:
-    """The table between the page's marks."""
-    return page.partition(BEGIN)[2].partition(END)[0]
+    heads = "strategy, in the plan, microbatches of tokens, state, activations, peak, sent, step"
+    return markdown(heads.split(", "), [cells(strategy) for strategy in STRATEGIES])
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text(encoding="utf-8")
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{after}", encoding="utf-8")
+    write(PAGE, Path(__file__).name, table())
