@@ -1,5 +1,6 @@
 """Tables of pages that a script writes between two comments."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -22,7 +23,7 @@ def write(page: Path, script: str, table: str) -> None:
     page.write_text(f"{before}{begin}{table}{end}{after}", encoding="utf-8")
 
 
-def markdown(heads: list[str], rows: list[list[str]]) -> str:
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     lines += [f"| {' | '.join(cells)} |" for cells in rows]
