@@ -136,7 +136,7 @@ def options(words: list[str]) -> Namespace:
     cut = words.index("--") if "--" in words else len(words)
     if SHELL_ASKS in os.environ:
         _complete()
-    parser = _parser(words[:1])
+    parser = _parser(words[:cut])
     if suggestion := _command_meant(words[0] if words else ""):
         parser.error(f"unknown command `{words[0]}`: {suggestion}")
     arguments, unknown = parser.parse_known_args(words[:cut])

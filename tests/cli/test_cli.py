@@ -438,6 +438,10 @@ def test_help_shows_an_example(scalec: Run, command: Entry) -> None:
     [
         ([], "required: COMMAND"),
         (["compile"], "required: PLAN"),
+        (
+            ["--quick", "check", "tiny.scale"],
+            "scalec check: error: unrecognized arguments: --quick",
+        ),
         (["compile", "tiny.scale", "-o", ""], "-o/--output: it is empty: name a file or a folder"),
         (["check", ""], "PLAN: it is empty"),
         (["log", "a" * 256], "RUN: it has a name of more than 255 bytes, which no file has"),
