@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attrs import evolve
+from collectives_picture import draw_collectives
 
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.analysis.link_traffic import crosses, get_sent_bytes
@@ -406,6 +407,7 @@ def zigzag() -> Canvas:
 
 
 PICTURES: dict[str, Callable[[], Canvas]] = {
+    "collectives": draw_collectives,
     "owners": owners,
     "zigzag": zigzag,
     "saved_activations": saved_activations,
