@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__
 from ..analysis.certificate import (
@@ -21,8 +21,7 @@ from ..analysis.certificate import (
 )
 from ..analysis.elastic import alternatives, elastic_axis, every_size, sizes
 from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
-from ..analysis.memory import Account, account, accounts, at_loads
-from ..analysis.time import get_expected_report
+from ..analysis.memory import account
 from ..analysis.vocabulary import vocabulary
 from ..config.settings import ON, Data, Watch
 from ..config.units import count_words
@@ -49,11 +48,9 @@ from .naming import (
     literal,
     run_word,
 )
+from .predictions import predictions_file
 from .step import step_lines
 from .user_ops import modules
-
-if TYPE_CHECKING:
-    from ..analysis.time.report import Report
 
 PARALLEL = {
     "dp": "data parallel",
@@ -95,12 +92,13 @@ def program_files(
     of user ops that were tried.
     """
     model = model_classes(program)
-    names = names_file(program, model.patterns)
+    names, predictions = names_file(program, model.patterns), predictions_file(program)
     train, evaluate = step_lines(program, model.patterns, model.sizes)
     plan = [
         f"name={literal(run_word(source.path))},",
         *_plan(program, program.microbatches.args, model.sizes),
         *_identity(program, model.patterns, model_hash, unpadded_hash),
+        f"predictions={companion_call('read_predictions', predictions)},",
     ]
     if names:
         plan.append(f"names={companion_call('read_hf_names', names)},")
@@ -112,7 +110,7 @@ def program_files(
         evaluate=evaluate,
         plan=plan,
     )
-    beside = schedule_files(program) | tiles_file(program) | names
+    beside = schedule_files(program) | tiles_file(program) | names | predictions
     return {**beside, "train.py": _with_imports(body, kernels_of(program))}
 
 
@@ -255,7 +253,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
     yield f"lr={literal(train.optimizer.lr)},"
     floor = f", floor={literal(schedule.floor)}" if schedule.kind == "cosine" else ""
     yield f"schedule={schedule.kind.capitalize()}(warmup={schedule.warmup}{floor}),"
-    yield from (f"{cost}," for cost in _costs(program, 4))
+    yield from (f"{argument}," for argument in _nodes(program))
     yield from _smaller(program)
     yield from (f"{name}={number}," for name, number in train.saves.items())
     if program.watch != Watch():
@@ -312,15 +310,10 @@ def mesh_word(program: Program) -> str:
     return f"{{{', '.join(entries)}}}"
 
 
-def _costs(program: Program, indent: int) -> list[str]:
-    """Nodes, if several, memory, and time if it is known."""
-    costs = list[str]()
-    if program.cluster.nodes > 1:
-        costs.append(f"nodes={program.cluster.nodes}")
-    costs.append(call("account=Account", _account(program), indent))
-    if report := get_expected_report(program):
-        costs.append(call("expected=Expected", _time_arguments(report), indent))
-    return costs
+def _nodes(program: Program) -> list[str]:
+    """The argument for the number of nodes, if there are several."""
+    nodes = program.cluster.nodes
+    return [f"nodes={nodes}"] if nodes > 1 else []
 
 
 def _smaller(program: Program) -> list[str]:
@@ -328,43 +321,9 @@ def _smaller(program: Program) -> list[str]:
     rows = list[str]()
     for sized in every_size(program)[1:]:
         microbatches = f"microbatches={sized.size(MICROBATCHES)}"
-        arguments = [mesh_word(sized), microbatches, *_costs(sized, 12)]
+        arguments = [mesh_word(sized), microbatches, *_nodes(sized)]
         rows.append(f"    {call('SmallerMesh', arguments, 8)},")
     return ["smaller=(  # where nodes are lost", *rows, "),"] if rows else []
-
-
-def _account(program: Program) -> list[str]:
-    """The peak memory of tensors, of each rank of a pipeline's axis, and the reserve left to CUDA.
-
-    Where loads of experts differ: with equal ones, and the most.
-    """
-    first = account(program)
-    loads = [accounts_at_load for _, accounts_at_load in at_loads(program)]
-    arguments = [literal(first.device), _totals(loads[0] if loads else accounts(program))]
-    if first.reserve:
-        arguments.append(f"reserve={first.reserve}")
-    if program.pipeline:
-        arguments.append(f"axis={literal(program.pipeline.axis)}")
-    if loads:
-        arguments.append(f"most={_totals(loads[-1])}")
-    return arguments
-
-
-def _totals(accounts: Sequence[Account]) -> str:
-    totals = tuple(account.total for account in accounts)
-    # a line holds seven numbers of bytes
-    return literal(totals) if len(totals) < 8 else explode("", [*map(str, totals)], 8)
-
-
-def _time_arguments(report: "Report") -> list[str]:
-    """A step's time, to four digits, and what its MFU is made of."""
-    return [
-        literal(report.on.name),
-        f"seconds={literal(float(f'{report.step.seconds:.4g}'))}",
-        f"error={literal(report.on.error)}",
-        f"flops_per_token={report.per_token:_}",
-        f"peak_flops={report.peak / 1e12:g}e12",
-    ]
 
 
 def _input(arg: Arg, program: Program) -> str:

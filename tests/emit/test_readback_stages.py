@@ -555,7 +555,7 @@ def _staged() -> tuple[Program, Source]:
 )
 def test_other_files_beside_the_program_are_rejected(files: dict[str, str]) -> None:
     written = program_files(*_staged())
-    kept = {name: written[name] for name in ("train.py", "hf_names.json")}
+    kept = {name: written[name] for name in ("train.py", "hf_names.json", "predictions.json")}
     with pytest.raises(
         AssertionError,
         match=r"emit: (message_groups|rows|schedule)\.csv is not the file that the program reads",

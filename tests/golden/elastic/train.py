@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -47,6 +46,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     reduce_scatter_,
     rms_norm,
     rope,
@@ -186,12 +186,16 @@ PLAN = Plan(
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
     nodes=4,
-    account=Account("cpu", (4964372,)),
     smaller=(  # where nodes are lost
-        SmallerMesh({"dp": 4, "tp": 1}, microbatches=4, nodes=2, account=Account("cpu", (5104660,))),
-        SmallerMesh({"dp": 2, "tp": 1}, microbatches=8, account=Account("cpu", (5380628,))),
+        SmallerMesh({"dp": 4, "tp": 1}, microbatches=4, nodes=2),
+        SmallerMesh({"dp": 2, "tp": 1}, microbatches=8),
     ),
     model="d68821ee93ce",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="dabf1a2b88a221313414354bc56134bde1c69c6c6ed8fb78fd8a37a3a0af43ad",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -46,6 +45,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     reduce_scatter,
     regather,
     rms_norm,
@@ -206,8 +206,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (3245708,)),
     model="d68821ee93ce",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="a4ee34077ca52607eb255420b30a4b297cfbc6794342b9ddb2be45d269835517",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

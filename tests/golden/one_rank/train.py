@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -42,6 +41,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     rms_norm,
     rope,
     rope_frequencies,
@@ -168,8 +168,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (17187856,)),
     model="d68821ee93ce",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="b165f82244efe307690432a1b272206219fb62ab312dbab1d24d73d83acbc79c",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -44,6 +43,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     reduce_scatter_,
     rms_norm,
     rope,
@@ -182,8 +182,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (12037652,)),
     model="d68821ee93ce",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="fbc8b716e3e0dd27027770934ed7e47f1cfcf1d726a6ec5f7425a5c6d516f905",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -46,6 +45,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     replicate,
     rms_norm,
     rope,
@@ -191,8 +191,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (10121228,)),
     model="d68821ee93ce",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="9fa516409562b34c2a3ac2ed329598bc8df1acd7755d34f65a2b90a8a372a5b0",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -60,6 +59,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     read_schedule,
     reduce_scatter,
     ring_attention,
@@ -331,8 +331,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (5721608, 4055940), axis="pp", most=(10198536, 6785924)),
     model="360e8110d6f2",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="6a053424be6e320b795aa82ee55e3d2eba8aab3b05cff295143fd8f531890aa3",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

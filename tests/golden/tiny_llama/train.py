@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -47,6 +46,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     reduce_scatter,
     rms_norm,
     rope,
@@ -198,8 +198,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (8767500,)),
     model="d68821ee93ce",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="8da64637fc161d8868096bbad41496b6d32065f4e974f7a134bc02af71b64e13",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

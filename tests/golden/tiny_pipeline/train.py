@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -49,6 +48,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     read_schedule,
     reduce_scatter,
     rms_norm,
@@ -251,8 +251,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (8984588, 6347532), axis="pp"),
     model="b42bf95fa1c9",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="11232107ce41ca0766c633276a48f550ac1d50b466ca156cbd0fc40d11c0bbf4",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

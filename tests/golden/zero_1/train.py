@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -45,6 +44,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     reduce_scatter_,
     rms_norm,
     rope,
@@ -191,8 +191,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (12040724,)),
     model="d68821ee93ce",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="a83f5b43a7d42e3b3254bfb6b31ef5bb77d7df481ec6f032dbfa359a89263ffa",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

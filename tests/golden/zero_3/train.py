@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -49,6 +48,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     recomputed,
     reduce_scatter,
     reduce_scatter_,
@@ -231,8 +231,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (3359756,)),
     model="d68821ee93ce",  # what is computed, on any mesh
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="2bc34b6768d46cb124a27bc893a46b0e774305f210e617ccc2403b17ed1d9ff2",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,
