@@ -79,7 +79,7 @@ from scalec.runtime import (
 VOCAB, HIDDEN, HEADS, HEAD_DIM, KV_HEADS, EXPERTS, EXPERT_FFN, FFN, SEQ = 256, 64, 4, 16, 2, 8, 48, 96, 128
 FIRST, LAST = 0, 3  # stages
 
-LAYERS_OF_STAGE = {  # by repeat
+LAYERS_OF_STAGE = {  # by repeat: the layers of stage 0, of stage 1, …
     "layers": (range(0, 1), range(1, 2), range(2, 3), range(3, 4)),
 }
 
