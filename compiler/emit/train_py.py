@@ -1,10 +1,10 @@
 """The whole emitted program: header, classes, buckets, step, plan.
 
-Purpose: fills `codegen_templates/train.py.j2`; the same program gives the same bytes.
+Purpose: fills `train_code.py.j2` and, around it, `train.py.j2` of `codegen_templates`; the same
+program gives the same bytes.
 Non-goals: checking what was written (`readback`).
 """
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -20,13 +20,12 @@ from ..analysis.certificate import (
     trust_words,
 )
 from ..analysis.elastic import alternatives, elastic_axis, every_size, sizes
-from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
+from ..analysis.kernel_tiles import kernels_of, tiles_file
 from ..analysis.memory import account
 from ..analysis.vocabulary import vocabulary
 from ..config.settings import ON, Data, Watch
 from ..config.units import count_words
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Dim, Program, base
-from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
 from ..ops.routers import choices_with_capacity
 from ..reports.summary import get_launch
 from ..syntax.package_data import fill_template
@@ -34,7 +33,7 @@ from ..syntax.source import Source
 from .build import bucket_entries, optimizer, state
 from .constants import kernel_lines, pipeline_line, schedule_files, size_lines, stage_lines
 from .hf_names import names_file
-from .imports import IMPORTS
+from .imports import get_imports
 from .model_classes import Model, compiled_class_names, model_classes
 from .module import Module, fields
 from .naming import (
@@ -102,16 +101,22 @@ def program_files(
     ]
     if names:
         plan.append(f"names={companion_call('read_hf_names', names)},")
-    body = fill_template(
-        "train.py.j2",
-        **_header(program, source, proof, tried),
+    code = fill_template(
+        "train_code.py.j2",
         **_model(program, model),
         train=train,
         evaluate=evaluate,
         plan=plan,
     )
+    text = fill_template(
+        "train.py.j2",
+        **_header(program, source, proof, tried),
+        modules=modules(program),
+        imports=get_imports(code, kernels_of(program)),
+        code=code,
+    )
     beside = schedule_files(program) | tiles_file(program) | names | predictions
-    return {**beside, "train.py": _with_imports(body, kernels_of(program))}
+    return {**beside, "train.py": text}
 
 
 def _header(
@@ -140,7 +145,6 @@ def _model(program: Program, model: Model) -> dict[str, Any]:
     for module in model.classes:
         classes.append((module, [*fields(module, program, model.sizes)]))
     return {
-        "modules": modules(program),
         "kernels": kernel_lines(program),
         "sizes": [*size_lines(program, model.sizes)],
         "classes": classes,
@@ -344,30 +348,3 @@ def _vocabulary(program: Program, sizes: Mapping[str, str]) -> str:
     if dim in sizes and not is_padded:
         return sizes[dim]
     return str(program.valid(dim))
-
-
-def _with_imports(body: str, kernels: Sequence[Used]) -> str:
-    """The text with imports of the names that it calls or annotates with.
-
-    Functions that the program makes of kernels are not imported.  A name that both kernels and the
-    runtime have is imported from the kernels in a program with any.
-    """
-    code = re.sub(r'(?m)#.*$|"[^"\n]*"', "", body.split('"""', 2)[2])
-    # but not as the keyword of an argument
-    used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=[^=])", code))
-    from_kernels = list[str]()
-    if kernels:
-        from_kernels = [name for name in IMPORTS[KERNELS] if name in used]
-    from_elsewhere = used - {*from_kernels} - {kernel.function for kernel in kernels}
-    functional_line = kernel_lines = ""
-    if functional := [name for name in IMPORTS[FUNCTIONAL] if name in used]:
-        functional_line = f"from torch.nn.functional import {', '.join(functional)}\n"
-    if from_kernels:
-        kernel_lines = f"from scalec.runtime.kernels import (\n{_import_list(from_kernels)})\n"
-    body = body.replace("@FUNCTIONAL@\n", functional_line).replace("@KERNELS@\n", kernel_lines)
-    from_runtime = [name for name in IMPORTS[RUNTIME] if name in from_elsewhere]
-    return body.replace("@IMPORTS@\n", _import_list(from_runtime))
-
-
-def _import_list(names: Sequence[str]) -> str:
-    return "".join(f"    {name},\n" for name in names)
