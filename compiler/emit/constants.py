@@ -207,7 +207,7 @@ def _smaller(program: Program, files: Sequence[dict[str, dict[str, str]]]) -> It
     """The argument with the rows of smaller sizes, by their numbers of microbatches."""
     if not files:
         return
-    lines = ["smaller={  # by their microbatches, where nodes are lost"]
+    lines = ["smaller={  # on smaller meshes, by their microbatches"]
     for sized, files_of_size in zip(every_size(program)[1:], files, strict=True):
         reads = [companion_call("read_schedule", file, 12) for file in files_of_size.values()]
         lines.append(f"        {explode(f'{sized.size(MICROBATCHES)}: ', reads, 8)},")

@@ -163,9 +163,10 @@ def _identity(
 ) -> Iterator[str]:
     """The lines of the settings that tell whether a checkpoint is of this model."""
     if model_hash:
-        yield f"model={literal(model_hash)},  # what is computed, on any mesh"
+        note = "hash of the model on any mesh; checkpoints must have the same"
+        yield f"model={literal(model_hash)},  # {note}"
     if unpadded_hash:
-        yield f"unpadded={literal(unpadded_hash)},  # the same without padding"
+        yield f"unpadded={literal(unpadded_hash)},  # its hash without padding"
     if rows := get_padded_rows(program, patterns):
         yield f"padded_rows={literal(rows)},"
 
@@ -211,7 +212,7 @@ def _smaller_sizes(program: Program) -> list[str]:
     if not smaller:
         return []
     head = f"{axis.name} {axis.size}" if axis else ""
-    return [f"{head:<7} {alternatives(smaller)} where nodes are lost; sizes are those of {head}"]
+    return [f"{head:<7} {alternatives(smaller)} on fewer nodes; shapes are for {head}"]
 
 
 def _part(program: Program) -> list[str]:
@@ -327,7 +328,7 @@ def _smaller(program: Program) -> list[str]:
         microbatches = f"microbatches={sized.size(MICROBATCHES)}"
         arguments = [mesh_word(sized), microbatches, *_nodes(sized)]
         rows.append(f"    {call('SmallerMesh', arguments, 8)},")
-    return ["smaller=(  # where nodes are lost", *rows, "),"] if rows else []
+    return ["smaller=(  # meshes for fewer nodes", *rows, "),"] if rows else []
 
 
 def _input(arg: Arg, program: Program) -> str:

@@ -168,8 +168,8 @@ class Plan:
     expected: Expected | None = None
     smaller: tuple[SmallerMesh, ...] = ()  # the largest first, for a run that has lost nodes
     largest: "Plan | None" = None  # of a plan on one of its smaller meshes
-    model: str = ""  # a hash of what is computed, on any mesh
-    unpadded: str = ""  # the same without padding, where there is any
+    model: str = ""  # hash of the model on any mesh; checkpoints must have the same
+    unpadded: str = ""  # its hash without padding, where there is any
     padded_rows: Mapping[str, int] = field(
         default_factory=lambda: dict[str, int]()
     )  # by patterns of names: those that count

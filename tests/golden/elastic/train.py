@@ -9,7 +9,7 @@ Options: see --help.  Shapes in comments are one rank's:
 
     v vocab 256, h hidden 64, n heads 4, k kv_heads 2, d head_dim 16, f ffn 192, layers 2, s seq 128,
     b batch 2 per rank
-    dp 8    4 or 2 where nodes are lost; sizes are those of dp 8
+    dp 8    4 or 2 on fewer nodes; shapes are for dp 8
     I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial
     P→I     a change of placement; bwd: what backward does for it
 
@@ -186,11 +186,11 @@ PLAN = Plan(
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
     nodes=4,
-    smaller=(  # where nodes are lost
+    smaller=(  # meshes for fewer nodes
         SmallerMesh({"dp": 4, "tp": 1}, microbatches=4, nodes=2),
         SmallerMesh({"dp": 2, "tp": 1}, microbatches=8),
     ),
-    model="d68821ee93ce",  # what is computed, on any mesh
+    model="d68821ee93ce",  # hash of the model on any mesh; checkpoints must have the same
     predictions=read_predictions(
         "predictions.json",
         beside=__file__,

@@ -331,7 +331,7 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    model="360e8110d6f2",  # what is computed, on any mesh
+    model="360e8110d6f2",  # hash of the model on any mesh; checkpoints must have the same
     predictions=read_predictions(
         "predictions.json",
         beside=__file__,

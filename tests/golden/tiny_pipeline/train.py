@@ -251,7 +251,7 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    model="b42bf95fa1c9",  # what is computed, on any mesh
+    model="b42bf95fa1c9",  # hash of the model on any mesh; checkpoints must have the same
     predictions=read_predictions(
         "predictions.json",
         beside=__file__,
