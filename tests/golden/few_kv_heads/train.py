@@ -171,7 +171,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         + sum_squares(gradients["vectors"])
         + all_reduce_(sum_squares(gradients["layers.matrices"]), tp_0)
     ).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 

@@ -145,7 +145,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     gradients = state.gradients()
     gradients["params"] = reduce_scatter_(gradients["params"], dp)  # P→S  65,856 × f32
     grad_norm = all_reduce_(sum_squares(gradients["params"]), dp).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 

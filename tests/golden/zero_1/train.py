@@ -149,10 +149,10 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         (loss_sum * inv_num_tokens).backward()
         loss += loss_sum.detach()
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
-    gradients = state.gradients()  # waits for the reductions of backward
+    gradients = state.gradients()  # waits for the reductions that backward began
     gradients["params"] = reduce_scatter_(gradients["params"], dp)  # P→S  16,448 × f32
     grad_norm = all_reduce_(sum_squares(gradients["layers.params"], gradients["params"]), dp).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 

@@ -184,7 +184,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         (loss_sum * inv_num_tokens).backward()
         loss += loss_sum.detach()
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
-    gradients = state.gradients()  # waits for the reductions of backward
+    gradients = state.gradients()  # waits for the reductions that backward began
     gradients["matrices"] = reduce_scatter_(gradients["matrices"], dp)  # P→S  8,192 × f32
     gradients["vectors"] = reduce_scatter_(gradients["vectors"], dp)  # P→S  32 × f32
     all_reduce_(gradients["vectors"], tp)  # P→I  32 × f32
@@ -192,7 +192,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         all_reduce_(sum_squares(gradients["layers.vectors"], gradients["vectors"]), dp)
         + all_reduce_(sum_squares(gradients["layers.matrices"], gradients["matrices"]), dp_tp)
     ).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
