@@ -31,7 +31,17 @@ from .comm.experts import Experts, exchange_counts, sort_by_expert
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
 from .comm.positions import Positions, position_ids
-from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh, Watch
+from .config.plan import (
+    Account,
+    Constant,
+    Cosine,
+    Expected,
+    Metrics,
+    Plan,
+    Prediction,
+    SmallerMesh,
+    Watch,
+)
 from .data.corpus import DataSet, Text, Tokens
 from .data.loader import Batch, Input, Loader
 from .errors import RunError
@@ -87,7 +97,7 @@ from .state.flat_param_group import (
 )
 from .state.optimizers import SGD, AdamW, ParamGroup
 from .state.parameters import normal, ones, weight, zeros
-from .train.companion_files import read_hf_names, read_schedule
+from .train.companion_files import read_hf_names, read_predictions, read_schedule
 from .train.compile import compile_each
 from .train.loop import train
 
@@ -115,6 +125,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Positions",
+    "Prediction",
     "RunError",
     "SmallerMesh",
     "StageInput",
@@ -168,6 +179,7 @@ __all__ = [
     "pad_shard",
     "position_ids",
     "read_hf_names",
+    "read_predictions",
     "read_schedule",
     "recompute",
     "recomputed",

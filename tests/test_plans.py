@@ -94,7 +94,7 @@ def test_every_plan_compiles(path: Path) -> None:
         {"tiles.json"} & {*tiles_file(program)}
     )
     files = emit(program, source)
-    assert set(files) == {"train.py", "plan.json", "hf_names.json"} | beside
+    assert set(files) == {"train.py", "plan.json", "hf_names.json", "predictions.json"} | beside
     assert not mistakes(files["plan.json"])
 
 

@@ -34,10 +34,7 @@ def recheck(folder: Path) -> str:
     plan = _plan(folder, account)
     proof = plan.get_proof()
     emit, check = _target(account)
-    matched, modules = (
-        _count_matched_ops(script, plan, check),
-        get_copied_sources(plan.program, folder),
-    )
+    modules = get_copied_sources(plan.program, folder)
     _compare_modules(modules, account)
     is_unverified = _values(account) == NOT_EVALUATED
     certified = None
@@ -51,11 +48,13 @@ def recheck(folder: Path) -> str:
         {name: module.text for name, module in modules.items()},
         _try_functions_again(plan, folder, account),
     )
-    _compare(folder / "plan.json", account, json.loads(files["plan.json"]))
-    _compare_text(script, files["train.py"])
     names = sorted({*files} - {"train.py", "plan.json", *modules})
+    # first the files that the program reads: of these it only has hashes
     for name in names:
         _compare_text(load(folder / name, most=MAX_WRITTEN_BYTES), files[name])
+    matched = _count_matched_ops(script, plan, check)
+    _compare(folder / "plan.json", account, json.loads(files["plan.json"]))
+    _compare_text(script, files["train.py"])
     lines = [
         f"equal  {folder}: {headline(plan.program)}",
         "",

@@ -96,10 +96,42 @@ def stage_lines(program: Program) -> list[str]:
         return []
     all_stages, layers = stages(program, pipeline), list[str]()
     for i, dim in enumerate(pipeline.dims):
-        ranges = [_range(stage.layers[i]) for stage in all_stages]
-        layers.append(fill_lines(f"{literal(dim)}: ", ranges, 4))
+        layers.append(_layers_entry(dim, [stage.layers[i] for stage in all_stages]))
     entries = [f"    {entry}," for entry in layers]
-    return ["LAYERS_OF_STAGE = {  # by repeat", *entries, f"}}{_as_it_is(layers)}"]
+    head = "LAYERS_OF_STAGE = {  # by repeat: the layers of stage 0, of stage 1, …"
+    return [head, *entries, f"}}{_as_it_is(layers)}"]
+
+
+def _layers_entry(dim: str, layers: Sequence[range]) -> str:
+    """The layers of a repeat by stage: a range each, if all fit one line."""
+    name = f"{literal(dim)}: "
+    entry = call(name, [*map(_range, layers)], 4)
+    if "\n" not in entry:
+        return entry
+    entries = list[str]()
+    for _, neighbours in groupby(layers, len):
+        entries += _equal_ranges([*neighbours])
+    return _table(name, entries)
+
+
+def _table(name: str, entries: Sequence[str]) -> str:
+    """A tuple with these entries, where a star marks several values."""
+    if entries[1:] or not entries[0].startswith("*"):
+        return fill_lines(name, entries, 4)
+    values = entries[0].removeprefix("*")
+    return f"{name}tuple{values}" if values.startswith("(") else f"{name}tuple({values})"
+
+
+def _equal_ranges(layers: Sequence[range]) -> list[str]:
+    """The layers of neighbouring stages that have equally many; of three or more, one entry."""
+    size, count = len(layers[0]), len(layers)
+    if not size:
+        return [f"*{count} * (range(0),)"] if count > 1 else ["range(0)"]
+    if count < 3:
+        return [*map(_range, layers)]
+    start, stop = layers[0].start, layers[-1].stop
+    first_layers = _range(range(start, stop)) if size == 1 else f"range({start}, {stop}, {size})"
+    return [f"*(range(i, i + {size}) for i in {first_layers})"]
 
 
 def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
@@ -109,12 +141,29 @@ def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
     largest, *others = _files_of_sizes(program)
     arguments = [
         literal(pipeline.axis),
-        fill_lines("stage_to_rank=", [*map(str, pipeline.stage_to_rank)], 4),
+        _table("stage_to_rank=", _ranks_of_stages(pipeline.stage_to_rank)),
         _stage_inputs(program, pipeline, sizes),
         *(f"{key}={companion_call('read_schedule', file)}" for key, file in largest.items()),
         *_smaller(program, others),
     ]
     return explode("PIPELINE = Pipeline", arguments, 0) + _as_it_is(arguments[1:2])
+
+
+LISTED = 8
+"""The most stages whose ranks are listed one by one."""
+
+
+def _ranks_of_stages(ranks: Sequence[int]) -> list[str]:
+    """The rank of each stage; in a pipeline with many, a range for each pass over all ranks."""
+    count = max(ranks) + 1
+    ranges = {
+        (*range(count),): f"*range({count})",
+        (*range(count)[::-1],): f"*range({count - 1}, -1, -1)",
+    }
+    passes = [(*ranks[start : start + count],) for start in range(0, len(ranks), count)]
+    if len(ranks) <= LISTED or not ranges.keys() >= {*passes}:
+        return [*map(str, ranks)]
+    return [ranges[ranks_of_pass] for ranks_of_pass in passes]
 
 
 def _as_it_is(tuples: Iterable[str]) -> str:
@@ -158,7 +207,7 @@ def _smaller(program: Program, files: Sequence[dict[str, dict[str, str]]]) -> It
     """The argument with the rows of smaller sizes, by their numbers of microbatches."""
     if not files:
         return
-    lines = ["smaller={  # by their microbatches, where nodes are lost"]
+    lines = ["smaller={  # on smaller meshes, by their microbatches"]
     for sized, files_of_size in zip(every_size(program)[1:], files, strict=True):
         reads = [companion_call("read_schedule", file, 12) for file in files_of_size.values()]
         lines.append(f"        {explode(f'{sized.size(MICROBATCHES)}: ', reads, 8)},")

@@ -292,7 +292,7 @@ class _Step:
 
     def _loss_scale(self, op: Op) -> None:
         self.train.lines.append(
-            "scale = state.loss_scale()  # of gradients, so that float16 holds them"
+            "scale = state.loss_scale()  # multiplies gradients so that float16 can hold them"
         )
         self.text[op.outputs[0].name] = self._scale = "scale"
 
@@ -325,7 +325,9 @@ class _Step:
         if loads := load_names(self._program):
             run.append(f"loads=({', '.join(loads)},)")
         results = ", ".join(names_of_results(self._program))
-        self.train.add(call(f"{results} = PIPELINE.run", run, 4, 0), f"forward, backward  {line}")
+        self.train.add(
+            call(f"{results} = PIPELINE.run", run, 4, 0), f"forward and backward  {line}"
+        )
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 
     def _loop(self, region: Region) -> None:
@@ -355,7 +357,7 @@ class _Step:
         first = "[0]" * bool(sums[1:])
         forward = f"    loss += model({', '.join([*arguments, *self._extra_inputs])}){first}"
         if "_" in variables:
-            forward += "  # nothing is dropped"
+            forward += "  # no dropout"
         self.evaluate.lines += [f"for {', '.join(variables)} in batch.microbatches():", forward]
 
     def _mul(self, op: Op) -> None:
@@ -370,7 +372,7 @@ class _Step:
         if self._chunked:
             line += "  # waits for the stages' reductions"
         elif self._extra_inputs:
-            line += "  # waits for the reductions of backward"
+            line += "  # waits for the reductions that backward began"
         self.train.lines.append(line)
 
     def _pack(self, op: Op) -> None:
@@ -430,7 +432,7 @@ class _Step:
             )
             return
         self.train.lines.append(
-            "finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing"
+            "finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated"
         )
         self.text[op.outputs[0].name] = f"num_tokens == 0, {_FINITE}finite"
 
@@ -438,7 +440,7 @@ class _Step:
         self.text[op.outputs[0].name] = "limit"
         call = f"limit = state.loss_limit({literal(op.get('deviations'))})"
         self.train.lines.append(
-            f"{call}  # by the losses of the steps before; a loss above it is a spike"
+            f"{call}  # from the losses of earlier steps; a loss above it is a spike"
         )
 
     def _if_below(self, op: Op) -> None:
@@ -499,7 +501,7 @@ def unshard_ahead(
     if program.pipeline:
         names = [bucket.name for bucket in run]
         size = f"{_largest(program, *run)} × {working_dtype(program, *run)}"
-        comment = f"S→R  {size} a stage, awaited before its first forward"
+        comment = f"S→R  {size} per stage, awaited before its first forward"
     else:
         names = [repeat_of(patterns[bucket.params[0]]) for bucket in run]
         layers = " × ".join(f"{program.size(dim)}" for dim in run[0].layers)
@@ -518,8 +520,8 @@ def stage_reductions(program: Program) -> Iterator[str]:
         if bucket.reduce_axes:
             changes.append(f"P→I over {axes_word(bucket.reduce_axes, program)}")
         if changes:
-            size = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)}"
-            yield f"# {bucket.name}: {', '.join(changes)}  {size} a stage, after its last backward"
+            size = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)} per stage"
+            yield f"# {bucket.name}: {', '.join(changes)}  {size}, after its last backward"
 
 
 def _largest(program: Program, *buckets: Bucket) -> str:

@@ -1,14 +1,14 @@
 """The whole emitted program: header, classes, buckets, step, plan.
 
-Purpose: fills `codegen_templates/train.py.j2`; the same program gives the same bytes.
+Purpose: fills `train_code.py.j2` and, around it, `train.py.j2` of `codegen_templates`; the same
+program gives the same bytes.
 Non-goals: checking what was written (`readback`).
 """
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__
 from ..analysis.certificate import (
@@ -20,14 +20,12 @@ from ..analysis.certificate import (
     trust_words,
 )
 from ..analysis.elastic import alternatives, elastic_axis, every_size, sizes
-from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
-from ..analysis.memory import Account, account, accounts, at_loads
-from ..analysis.time import get_expected_report
+from ..analysis.kernel_tiles import kernels_of, tiles_file
+from ..analysis.memory import account
 from ..analysis.vocabulary import vocabulary
 from ..config.settings import ON, Data, Watch
 from ..config.units import count_words
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Dim, Program, base
-from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
 from ..ops.routers import choices_with_capacity
 from ..reports.summary import get_launch
 from ..syntax.package_data import fill_template
@@ -35,7 +33,7 @@ from ..syntax.source import Source
 from .build import bucket_entries, optimizer, state
 from .constants import kernel_lines, pipeline_line, schedule_files, size_lines, stage_lines
 from .hf_names import names_file
-from .imports import IMPORTS
+from .imports import get_imports
 from .model_classes import Model, compiled_class_names, model_classes
 from .module import Module, fields
 from .naming import (
@@ -49,11 +47,9 @@ from .naming import (
     literal,
     run_word,
 )
+from .predictions import predictions_file
 from .step import step_lines
 from .user_ops import modules
-
-if TYPE_CHECKING:
-    from ..analysis.time.report import Report
 
 PARALLEL = {
     "dp": "data parallel",
@@ -76,7 +72,7 @@ def train_py(
 ) -> str:
     """The text of `train.py`; its header says what was shown about it.
 
-    `known` is the hash of its model, if any.
+    `model_hash` is the hash of its model, "" if it has none.
     """
     return program_files(program, source, proof, model_hash)["train.py"]
 
@@ -91,29 +87,36 @@ def program_files(
 ) -> dict[str, str]:
     """`train.py`, and the files that it reads from its own folder, name → text.
 
-    `known` is the hash of its model, `unpadded` the hash without padding; `tried` are the functions
-    of user ops that were tried.
+    `model_hash` is the hash of its model, `unpadded_hash` the hash without padding, each "" if
+    there is none; `tried` are the functions of user ops that were tried.
     """
     model = model_classes(program)
-    names = names_file(program, model.patterns)
+    names, predictions = names_file(program, model.patterns), predictions_file(program)
     train, evaluate = step_lines(program, model.patterns, model.sizes)
     plan = [
         f"name={literal(run_word(source.path))},",
         *_plan(program, program.microbatches.args, model.sizes),
         *_identity(program, model.patterns, model_hash, unpadded_hash),
+        f"predictions={companion_call('read_predictions', predictions)},",
     ]
     if names:
         plan.append(f"names={companion_call('read_hf_names', names)},")
-    body = fill_template(
-        "train.py.j2",
-        **_header(program, source, proof, tried),
+    code = fill_template(
+        "train_code.py.j2",
         **_model(program, model),
         train=train,
         evaluate=evaluate,
         plan=plan,
     )
-    beside = schedule_files(program) | tiles_file(program) | names
-    return {**beside, "train.py": _with_imports(body, kernels_of(program))}
+    text = fill_template(
+        "train.py.j2",
+        **_header(program, source, proof, tried),
+        modules=modules(program),
+        imports=get_imports(code, kernels_of(program)),
+        code=code,
+    )
+    beside = schedule_files(program) | tiles_file(program) | names | predictions
+    return {**beside, "train.py": text}
 
 
 def _header(
@@ -142,7 +145,6 @@ def _model(program: Program, model: Model) -> dict[str, Any]:
     for module in model.classes:
         classes.append((module, [*fields(module, program, model.sizes)]))
     return {
-        "modules": modules(program),
         "kernels": kernel_lines(program),
         "sizes": [*size_lines(program, model.sizes)],
         "classes": classes,
@@ -161,9 +163,10 @@ def _identity(
 ) -> Iterator[str]:
     """The lines of the settings that tell whether a checkpoint is of this model."""
     if model_hash:
-        yield f"model={literal(model_hash)},  # what is computed, on any mesh"
+        note = "hash of the model on any mesh; checkpoints must have the same"
+        yield f"model={literal(model_hash)},  # {note}"
     if unpadded_hash:
-        yield f"unpadded={literal(unpadded_hash)},  # the same without padding"
+        yield f"unpadded={literal(unpadded_hash)},  # its hash without padding"
     if rows := get_padded_rows(program, patterns):
         yield f"padded_rows={literal(rows)},"
 
@@ -209,7 +212,7 @@ def _smaller_sizes(program: Program) -> list[str]:
     if not smaller:
         return []
     head = f"{axis.name} {axis.size}" if axis else ""
-    return [f"{head:<7} {alternatives(smaller)} where nodes are lost; sizes are those of {head}"]
+    return [f"{head:<7} {alternatives(smaller)} on fewer nodes; shapes are for {head}"]
 
 
 def _part(program: Program) -> list[str]:
@@ -255,7 +258,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
     yield f"lr={literal(train.optimizer.lr)},"
     floor = f", floor={literal(schedule.floor)}" if schedule.kind == "cosine" else ""
     yield f"schedule={schedule.kind.capitalize()}(warmup={schedule.warmup}{floor}),"
-    yield from (f"{cost}," for cost in _costs(program, 4))
+    yield from (f"{argument}," for argument in _nodes(program))
     yield from _smaller(program)
     yield from (f"{name}={number}," for name, number in train.saves.items())
     if program.watch != Watch():
@@ -312,15 +315,10 @@ def mesh_word(program: Program) -> str:
     return f"{{{', '.join(entries)}}}"
 
 
-def _costs(program: Program, indent: int) -> list[str]:
-    """Nodes, if several, memory, and time if it is known."""
-    costs = list[str]()
-    if program.cluster.nodes > 1:
-        costs.append(f"nodes={program.cluster.nodes}")
-    costs.append(call("account=Account", _account(program), indent))
-    if report := get_expected_report(program):
-        costs.append(call("expected=Expected", _time_arguments(report), indent))
-    return costs
+def _nodes(program: Program) -> list[str]:
+    """The argument for the number of nodes, if there are several."""
+    nodes = program.cluster.nodes
+    return [f"nodes={nodes}"] if nodes > 1 else []
 
 
 def _smaller(program: Program) -> list[str]:
@@ -328,43 +326,9 @@ def _smaller(program: Program) -> list[str]:
     rows = list[str]()
     for sized in every_size(program)[1:]:
         microbatches = f"microbatches={sized.size(MICROBATCHES)}"
-        arguments = [mesh_word(sized), microbatches, *_costs(sized, 12)]
+        arguments = [mesh_word(sized), microbatches, *_nodes(sized)]
         rows.append(f"    {call('SmallerMesh', arguments, 8)},")
-    return ["smaller=(  # where nodes are lost", *rows, "),"] if rows else []
-
-
-def _account(program: Program) -> list[str]:
-    """The peak memory of tensors, of each rank of a pipeline's axis, and the reserve left to CUDA.
-
-    Where loads of experts differ: with equal ones, and the most.
-    """
-    first = account(program)
-    loads = [accounts_at_load for _, accounts_at_load in at_loads(program)]
-    arguments = [literal(first.device), _totals(loads[0] if loads else accounts(program))]
-    if first.reserve:
-        arguments.append(f"reserve={first.reserve}")
-    if program.pipeline:
-        arguments.append(f"axis={literal(program.pipeline.axis)}")
-    if loads:
-        arguments.append(f"most={_totals(loads[-1])}")
-    return arguments
-
-
-def _totals(accounts: Sequence[Account]) -> str:
-    totals = tuple(account.total for account in accounts)
-    # a line holds seven numbers of bytes
-    return literal(totals) if len(totals) < 8 else explode("", [*map(str, totals)], 8)
-
-
-def _time_arguments(report: "Report") -> list[str]:
-    """A step's time, to four digits, and what its MFU is made of."""
-    return [
-        literal(report.on.name),
-        f"seconds={literal(float(f'{report.step.seconds:.4g}'))}",
-        f"error={literal(report.on.error)}",
-        f"flops_per_token={report.per_token:_}",
-        f"peak_flops={report.peak / 1e12:g}e12",
-    ]
+    return ["smaller=(  # meshes for fewer nodes", *rows, "),"] if rows else []
 
 
 def _input(arg: Arg, program: Program) -> str:
@@ -385,30 +349,3 @@ def _vocabulary(program: Program, sizes: Mapping[str, str]) -> str:
     if dim in sizes and not is_padded:
         return sizes[dim]
     return str(program.valid(dim))
-
-
-def _with_imports(body: str, kernels: Sequence[Used]) -> str:
-    """The text with imports of the names that it calls or annotates with.
-
-    Functions that the program makes of kernels are not imported.  A name that both kernels and the
-    runtime have is imported from the kernels in a program with any.
-    """
-    code = re.sub(r'(?m)#.*$|"[^"\n]*"', "", body.split('"""', 2)[2])
-    # but not as the keyword of an argument
-    used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=[^=])", code))
-    from_kernels = list[str]()
-    if kernels:
-        from_kernels = [name for name in IMPORTS[KERNELS] if name in used]
-    from_elsewhere = used - {*from_kernels} - {kernel.function for kernel in kernels}
-    functional_line = kernel_lines = ""
-    if functional := [name for name in IMPORTS[FUNCTIONAL] if name in used]:
-        functional_line = f"from torch.nn.functional import {', '.join(functional)}\n"
-    if from_kernels:
-        kernel_lines = f"from scalec.runtime.kernels import (\n{_import_list(from_kernels)})\n"
-    body = body.replace("@FUNCTIONAL@\n", functional_line).replace("@KERNELS@\n", kernel_lines)
-    from_runtime = [name for name in IMPORTS[RUNTIME] if name in from_elsewhere]
-    return body.replace("@IMPORTS@\n", _import_list(from_runtime))
-
-
-def _import_list(names: Sequence[str]) -> str:
-    return "".join(f"    {name},\n" for name in names)

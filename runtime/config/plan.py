@@ -1,4 +1,4 @@
-"""The settings of a run as a program writes them: its plan, accounts of a step, learning-rate
+"""The settings of a run as a program writes them: its plan, predictions of a step, learning-rate
 schedules.
 """
 
@@ -92,6 +92,17 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """A step on one mesh as the compiler predicts it: its memory, and its time where the compiler
+    knows the GPUs.
+    """
+
+    mesh: Mapping[str, int]
+    account: Account | None = None
+    expected: Expected | None = None
+
+
+@dataclass(frozen=True)
 class Watch:
     """The looks of a run at its values, to find wrong ones; numbers are steps between two looks,
     None for none.
@@ -122,7 +133,7 @@ class SmallerMesh:
     mesh: Mapping[str, int]
     microbatches: int
     nodes: int = 1
-    account: Account | None = None
+    account: Account | None = None  # in programs of scalec 0.2: see `Plan.prediction`
     expected: Expected | None = None
 
     @property
@@ -152,12 +163,13 @@ class Plan:
     schedule: Schedule
     nodes: int = 1
     names: HFNames | None = None  # where files of weights hold the parameters
-    account: Account | None = None  # what a step takes in memory, as the compiler counts it
-    expected: Expected | None = None  # what a step takes in time, where the compiler knows the GPUs
+    predictions: tuple[Prediction, ...] = ()  # of this mesh and each smaller one
+    account: Account | None = None  # in programs of scalec 0.2: see `prediction`
+    expected: Expected | None = None
     smaller: tuple[SmallerMesh, ...] = ()  # the largest first, for a run that has lost nodes
     largest: "Plan | None" = None  # of a plan on one of its smaller meshes
-    model: str = ""  # a hash of what is computed, on any mesh
-    unpadded: str = ""  # the same without padding, where there is any
+    model: str = ""  # hash of the model on any mesh; checkpoints must have the same
+    unpadded: str = ""  # its hash without padding, where there is any
     padded_rows: Mapping[str, int] = field(
         default_factory=lambda: dict[str, int]()
     )  # by patterns of names: those that count
@@ -172,6 +184,14 @@ class Plan:
     def ranks(self) -> int:
         """The ranks of the mesh."""
         return prod(self.mesh.values())
+
+    @property
+    def prediction(self) -> Prediction:
+        """The prediction for this mesh.  Programs of scalec 0.2 have it in the plan itself."""
+        for prediction in self.predictions:
+            if prediction.mesh == self.mesh:
+                return prediction
+        return Prediction(self.mesh, self.account, self.expected)
 
     def shrink_to(self, ranks: int) -> "Plan":
         """The plan on the largest of its meshes that this number of ranks can make; unchanged where

@@ -25,7 +25,14 @@ from .options import Options, mesh_words
 Settings = Mapping[str, str]
 """Values by the name that a line gives them."""
 
-_COMPANIONS = ("schedule.csv", "message_groups.csv", "tiles.json", "hf_names.json", "plan.json")
+_COMPANIONS = (
+    "schedule.csv",
+    "message_groups.csv",
+    "tiles.json",
+    "hf_names.json",
+    "predictions.json",
+    "plan.json",
+)
 _PACKAGES = ("scalec", "triton", "numpy")
 _NONE = "none"
 

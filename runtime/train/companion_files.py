@@ -1,5 +1,5 @@
-"""Reads the files that lie beside a program: a pipeline's schedule, and the names that Hugging Face
-has for parameters.
+"""Reads the files that lie beside a program: a pipeline's schedule, the names that Hugging Face
+has for parameters, and predictions of a step.
 
 Non-goals: tiles of kernels (`kernels.tiles_file`); checks of the files' content, which the compiler
 has done.
@@ -8,10 +8,12 @@ has done.
 import json
 from hashlib import sha256 as sha_256
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..checkpoint.hf_weights import HFNames, HFWeight
+from ..config.plan import Account, Expected, Prediction
 from ..errors import RunError
 from .shutdown import refuse
 
@@ -33,6 +35,24 @@ def read_hf_names(name: str, beside: str, sha256: str) -> HFNames:
     description = json.loads(text_beside(name, beside, sha256))
     stored = {param: HFWeight.read(fields) for param, fields in description["weights"].items()}
     return HFNames(getattr(torch, description["dtype"]), stored, description["repeats"])
+
+
+def read_predictions(name: str, beside: str, sha256: str) -> tuple[Prediction, ...]:
+    """The memory and the time of a step that the compiler predicts for each mesh of a program, by
+    a JSON file beside it.
+
+    Exit status 2 as in `read_schedule`.
+    """
+    content = json.loads(text_beside(name, beside, sha256))
+    return tuple(map(_to_prediction, content["predictions"]))
+
+
+def _to_prediction(entry: dict[str, Any]) -> Prediction:
+    memory, time = entry["account"], entry.get("expected")
+    ranks, most = tuple(memory["ranks"]), tuple(memory.get("most", ()))
+    account = Account(**memory | {"ranks": ranks, "most": most})
+    expected = Expected(**time) if time else None
+    return Prediction(entry["mesh"], account, expected)
 
 
 def text_beside(name: str, beside: str, sha256: str) -> str:

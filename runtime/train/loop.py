@@ -120,7 +120,7 @@ class _Run:
         self._compare_windows()
         # the prediction does not count the time that these take
         is_observed = recording() or sanitizing() or tracing()
-        expected = None if is_observed else plan.expected
+        expected = None if is_observed else plan.prediction.expected
         self.speed = Speed(
             plan.global_batch * plan.seq, mesh.size(*plan.mesh), mesh.device, expected
         )
@@ -323,7 +323,7 @@ class _Run:
 
     def _compare_memory(self, steps_done: int) -> None:
         """Logs the peak of memory beside the compiler's account, where the plan has one."""
-        plan_account = self.plan.account
+        plan_account = self.plan.prediction.account
         if not plan_account:
             return
         place = self.mesh.rank(plan_account.axis) if plan_account.axis else 0

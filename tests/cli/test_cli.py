@@ -141,7 +141,8 @@ def test_compile(scalec: Run) -> None:
         "\n"
         "verified: the step is that of a single device: loss, 2 gradients and 2 updates equal"
         " on dp 2 × tp 3 and dp 3 × tp 2, error below 2^-…\n"
-        "wrote out/tiny/hf_names.json, out/tiny/train.py and out/tiny/plan.json\n"
+        "wrote out/tiny/hf_names.json, out/tiny/predictions.json, out/tiny/train.py and"
+        " out/tiny/plan.json\n"
         "to train:\n"
         "\n"
         "  torchrun --standalone --nproc-per-node=4 out/tiny/train.py\n"
@@ -149,6 +150,7 @@ def test_compile(scalec: Run) -> None:
     assert sorted(path.name for path in Path("out/tiny").iterdir()) == [
         "hf_names.json",
         "plan.json",
+        "predictions.json",
         "train.py",
     ]
 
@@ -222,7 +224,7 @@ def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
         "--nproc-per-node=4",
     ]
     assert executed == [[*torchrun, "x/train.py", "--resume", "auto", "--steps", "3", "--", "y"]]
-    wrote = "wrote x/hf_names.json, x/train.py and x/plan.json\n"
+    wrote = "wrote x/hf_names.json, x/predictions.json, x/train.py and x/plan.json\n"
     assert out.endswith(
         f"{wrote}starting 4 processes: Python and torch take some seconds to load\n"
     )

@@ -316,7 +316,8 @@ def test_recheck_of_stages(scalec: Run) -> None:
     assert (status, err) == (0, "")
     assert "the rows of 2 and 3 ranks of pp run action by action" in out
     assert out.endswith(
-        "\nhf_names.json  as written\nmessage_groups.csv  as written\nschedule.csv  as written\n"
+        "\nhf_names.json  as written\nmessage_groups.csv  as written\npredictions.json  as written\n"
+        "schedule.csv  as written\n"
     )
     path = Path("out/stages/schedule.csv")
     path.write_text(path.read_text().replace("0F0,", "", 1))
@@ -332,7 +333,7 @@ def test_recheck(scalec: Run) -> None:
     assert out.startswith("equal  out/tiny: llama")
     assert out.endswith(
         "train.py  104 ops, each matched to the IR, and every line as written\nhf_names.json "
-        " as written\n"
+        " as written\npredictions.json  as written\n"
     )
 
 
@@ -370,6 +371,7 @@ def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
             "the plan's is ``",
         ),
         ("hf_names.json", "lm_head.weight", "head.weight", "hf_names.json is not the plan's"),
+        ("predictions.json", '"cpu"', '"cuda"', "predictions.json is not the plan's"),
         ("plan.json", '"trials": ', '"trials": 9', "it differs under certificate"),
         (
             "plan.json",

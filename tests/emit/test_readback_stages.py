@@ -2,12 +2,15 @@
 and nothing else.
 """
 
+from typing import Any
+
 import pytest
 
 from helpers.readback_plans import CHUNKS, FP16, LLAMA, SKIP, demand_refused, sound, staged
 from scalec.compiler.emit.readback import check, check_files
 from scalec.compiler.emit.train_py import program_files, train_py
 from scalec.compiler.ir import Program
+from scalec.compiler.ir.stages import stages
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
@@ -555,7 +558,7 @@ def _staged() -> tuple[Program, Source]:
 )
 def test_other_files_beside_the_program_are_rejected(files: dict[str, str]) -> None:
     written = program_files(*_staged())
-    kept = {name: written[name] for name in ("train.py", "hf_names.json")}
+    kept = {name: written[name] for name in ("train.py", "hf_names.json", "predictions.json")}
     with pytest.raises(
         AssertionError,
         match=r"emit: (message_groups|rows|schedule)\.csv is not the file that the program reads",
@@ -594,3 +597,52 @@ def test_the_same_program_in_other_words_is_accepted(what: str) -> None:
         assert old in text
         text = text.replace(old, new)
     assert check(text, program) == len(program.ops)
+
+
+def _many_stages(layers: int, schedule: str) -> tuple[Program, str]:
+    """A pipeline of 12 ranks."""
+    text = staged(LLAMA, schedule, options="").replace("pp = 2", "pp = 12")
+    text = text.replace("layers = 4", f"layers = {layers}").replace("_batch = 16", "_batch = 192")
+    source = Source("staged.scale", text)
+    program = compile_plan(source)
+    return program, train_py(program, source)
+
+
+def _constant(text: str, begin: str, end: str) -> Any:
+    """The value of an expression in a program, between two texts."""
+    return eval(text.split(begin)[1].split(end)[0])
+
+
+@pytest.mark.parametrize(
+    ("layers", "schedule"),
+    [(24, "1f1b"), (12, "1f1b"), (31, "1f1b"), (48, CHUNKS), (55, CHUNKS), (48, "zbv")],
+)
+def test_tables_of_many_stages_are_those_of_the_plan(layers: int, schedule: str) -> None:
+    """Each is an expression, which Python runs here."""
+    program, text = _many_stages(layers, schedule)
+    pipeline = program.pipeline
+    assert pipeline
+    by_repeat = _constant(text, "LAYERS_OF_STAGE = ", "\n\n")
+    assert by_repeat == {"layers": tuple(stage.layers[0] for stage in stages(program, pipeline))}
+    assert _constant(text, "stage_to_rank=", ",\n    stage_inputs") == pipeline.stage_to_rank
+    assert check(text, program) == len(program.ops)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("i + 2) for", "i + 3) for"),
+        ("for i in range(0, 48, 2)", "for i in range(1, 48, 2)"),
+        ("for i in range(0, 48, 2)", "for i in range(0, 48, 0)"),
+        ("tuple(range(i", "range(range(i"),
+        ("(*range(12), *range(12))", "(*range(12), *range(11, -1, -1))"),
+        ("(*range(12), *range(12))", "(*range(10**9), *range(12))"),
+        ("(*range(12), *range(12))", "10**9 * (0, 1)"),
+        ("(*range(12), *range(12))", "2 * (0, 1)"),
+    ],
+)
+def test_other_tables_of_many_stages_are_rejected(old: str, new: str) -> None:
+    program, text = _many_stages(48, CHUNKS)
+    assert text.count(old) == 1
+    with pytest.raises(AssertionError, match=r"emit: line \d+: "):
+        check(text.replace(old, new), program)

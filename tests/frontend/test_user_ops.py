@@ -336,6 +336,7 @@ def test_what_is_taken_at_its_word_is_said(
         "hf_names.json",
         "own.py",
         "plan.json",
+        "predictions.json",
         "train.py",
     ]
     assert (out / "own.py").read_text().endswith(MODULE)
@@ -372,6 +373,7 @@ def test_files_that_a_module_imports_are_copied_with_it(tmp_path: Path) -> None:
         "near.py",
         "own.py",
         "plan.json",
+        "predictions.json",
         "train.py",
     ]
     assert (out / "far.py").read_text().endswith("change that one.\nimport not_here\n")

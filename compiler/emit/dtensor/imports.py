@@ -4,11 +4,10 @@
 
 import ast
 from collections.abc import Iterator
-from symtable import Symbol, SymbolTable, symtable
 
 from ...ops.protocol import FUNCTIONAL
 from ...syntax.package_data import folder
-from ..imports import IMPORTS
+from ..imports import IMPORTS, names_in
 
 MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("import math", ("math",)),
@@ -95,22 +94,3 @@ def _definitions(file: str) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             yield node.name, "\n".join(lines[first - 1 : node.end_lineno])
-
-
-def names_in(text: str) -> set[str]:
-    """The names that a text uses and does not bind itself: no attributes, parameters or
-    variables of functions.
-    """
-    scopes = [symtable(text, "train.py", "exec")]
-    for scope in scopes:
-        scopes += scope.get_children()
-    return {
-        symbol.get_name()
-        for scope in scopes
-        for symbol in scope.get_symbols()
-        if _is_global(scope, symbol)
-    }
-
-
-def _is_global(scope: SymbolTable, name: Symbol) -> bool:
-    return name.is_global() or (scope.get_type() == "module" and name.is_referenced())

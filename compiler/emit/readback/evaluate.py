@@ -179,6 +179,7 @@ class Evaluator(ABC):
                 "==",
             )
             fits = fits and (word != "**" or operands[1] in (0.5, -0.5))
+            fits = fits or _repeats_tuple(word, operands)
             demand(node, fits, "computes with what are no numbers, or another power than a root")
             try:
                 return getattr(operator, run)(*(operands[::-1] if word == "in" else operands))
@@ -235,10 +236,10 @@ class Evaluator(ABC):
                 case Term() as term:
                     yield self.terms("star", term)
                 case all_:
-                    demand(
-                        node, isinstance(all_, tuple | set), f"`{ast.unparse(node)}` are no values"
-                    )
-                    yield from cast(tuple[object, ...], all_)
+                    known = get_known_values(all_)
+                    if known is None:
+                        raise wrong(node, f"`{ast.unparse(node)}` are no values")
+                    yield from known
 
     def _Tuple(self, node: ast.Tuple | ast.List) -> object:
         return tuple(self.several(node.elts))
@@ -357,6 +358,22 @@ class Evaluator(ABC):
     def forward(self, node: ast.AST, module: Instance, args: Sequence[object]) -> object:
         """The result of a module."""
         ...
+
+
+def get_known_values(value: object) -> tuple[object, ...] | None:
+    """The values of a tuple, a set or a range, unless they are too many; None if it is neither."""
+    if isinstance(value, range):
+        return (*value,) if len(value) < STEPS else None
+    return (*cast(tuple[object, ...], value),) if isinstance(value, tuple | set) else None
+
+
+def _repeats_tuple(word: str, operands: Sequence[object]) -> bool:
+    """Whether an operator repeats the values of a tuple, `3 * (value,)`."""
+    match word, operands:
+        case "*", [int(times), tuple()]:
+            return times * len(cast(tuple[object, ...], operands[1])) < STEPS
+        case _:
+            return False
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Compares `PLAN`, the settings of the run, with the program, and the file of names that it reads.
+"""Compares `PLAN`, the settings of the run, with the program, and the files that it reads: names
+and predictions.
 
 Non-goals: the optimizer's settings and buckets (`build`).
 """
@@ -6,6 +7,7 @@ Non-goals: the optimizer's settings and buckets (`build`).
 import ast
 from collections.abc import Mapping
 from json import dumps
+from typing import Any
 
 from ... import __version__
 from ...analysis.elastic import every_size, sizes
@@ -75,8 +77,9 @@ def _plan(program: Program) -> dict[str, str]:
         "lr": repr(train.optimizer.lr),
         "schedule": f"{schedule.kind.capitalize()}(warmup={schedule.warmup}{floor})",
         **{name: repr(number) for name, number in (numbers | train.saves).items()},
-        **_costs(program),
+        **_nodes(program),
         **_special(program),
+        "predictions": _predictions(program),
     }
 
 
@@ -99,14 +102,9 @@ def _watch(program: Program) -> str:
     return f"Watch({steps}, {times})"
 
 
-def _costs(program: Program) -> dict[str, str]:
-    costs = dict[str, str]()
-    if program.cluster.nodes > 1:
-        costs["nodes"] = repr(program.cluster.nodes)
-    costs["account"] = _account(program)
-    if text := _time_call(program):
-        costs["expected"] = text
-    return costs
+def _nodes(program: Program) -> dict[str, str]:
+    nodes = program.cluster.nodes
+    return {"nodes": repr(nodes)} if nodes > 1 else {}
 
 
 def _smaller(program: Program) -> str:
@@ -115,35 +113,9 @@ def _smaller(program: Program) -> str:
     for sized in every_size(program)[1:]:
         arguments = [repr({axis.name: axis.size for axis in sized.axes})]
         arguments.append(f"microbatches={sized.size('microbatches')!r}")
-        arguments += [f"{key}={text}" for key, text in _costs(sized).items()]
+        arguments += [f"{key}={text}" for key, text in _nodes(sized).items()]
         rows.append(f"SmallerMesh({', '.join(arguments)})")
     return f"({', '.join(rows)},)"
-
-
-def _account(program: Program) -> str:
-    """The account of all ranks along a pipeline's axis; without one, of one rank for all; with
-    experts, two of each.
-    """
-    loads = [accounts_at_load for _, accounts_at_load in at_loads(program)] or [accounts(program)]
-    equal, worst = loads[0], loads[-1]
-    arguments = [repr(equal[0].device), repr(tuple(account.total for account in equal))]
-    if equal[0].reserve:
-        arguments.append(f"reserve={equal[0].reserve}")
-    if program.pipeline:
-        arguments.append(f"axis={program.pipeline.axis!r}")
-    if worst is not equal:
-        arguments.append(f"most={tuple(account.total for account in worst)!r}")
-    return f"Account({', '.join(arguments)})"
-
-
-def _time_call(program: Program) -> str:
-    """The time of a step, "" where the speed of the plan's GPUs is not known."""
-    report = get_expected_report(program)
-    if report is None:
-        return ""
-    seconds = float(f"{report.step.seconds:.4g}")
-    flops = f"flops_per_token={report.per_token}, peak_flops={report.peak!r}"
-    return f"Expected({report.on.name!r}, {seconds=}, error={report.on.error}, {flops})"
 
 
 def _data(program: Program) -> str:
@@ -174,6 +146,48 @@ def _inputs(program: Program) -> str:
         zigzag = f", zigzag={tuple(chunked)!r}" if chunked else ""
         texts[base(arg.value.name)] = f"Input({type.dims!r}, {split!r}{zigzag})"
     return f"{{{', '.join(f'{name!r}: {text}' for name, text in texts.items())}}}"
+
+
+# ---- the file of predictions
+
+
+def _predictions(program: Program) -> str:
+    """The call that reads the file with memory and time of a step on each mesh of the program."""
+    meshes = list[dict[str, Any]]()
+    for sized in every_size(program):
+        of_mesh: dict[str, Any] = {"mesh": {axis.name: axis.size for axis in sized.axes}}
+        meshes.append(of_mesh | {"account": _account(sized)} | _expected(sized))
+    content = {"written_by": f"scalec {__version__}", "predictions": meshes}
+    return companion_call("read_predictions", "predictions.json", dumps(content, indent=1) + "\n")
+
+
+def _account(program: Program) -> dict[str, object]:
+    """The account of all ranks along a pipeline's axis; without one, of one rank for all; with
+    experts, two of each.
+    """
+    loads = [accounts_at_load for _, accounts_at_load in at_loads(program)] or [accounts(program)]
+    equal, worst = loads[0], loads[-1]
+    content: dict[str, object] = {
+        "device": equal[0].device,
+        "ranks": [account.total for account in equal],
+    }
+    if equal[0].reserve:
+        content["reserve"] = equal[0].reserve
+    if program.pipeline:
+        content["axis"] = program.pipeline.axis
+    if worst is not equal:
+        content["most"] = [account.total for account in worst]
+    return content
+
+
+def _expected(program: Program) -> dict[str, object]:
+    """The time of a step; none where the speed of the plan's GPUs is not known."""
+    report = get_expected_report(program)
+    if report is None:
+        return {}
+    time = {"gpu": report.on.name, "seconds": float(f"{report.step.seconds:.4g}")}
+    time |= {"error": report.on.error, "flops_per_token": report.per_token}
+    return {"expected": time | {"peak_flops": report.peak}}
 
 
 # ---- the file of names

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Sequence
 from typing import cast
 
-from .evaluate import Evaluator, Stub
+from .evaluate import Evaluator, Stub, get_known_values
 from .terms import Term, demand, frozen_key, wrong
 from .values import Binding, Instance, Modules, Zip
 
@@ -22,10 +22,17 @@ def _range(e: Evaluator, node: ast.Call, args: Sequence[object], options: Option
     numbers = [number for number in args if type(number) is int]
     demand(
         node,
-        len(numbers) == len(args) and 1 <= len(args) <= 2 and not options,
+        len(numbers) == len(args) and 1 <= len(args) <= 3 and 0 not in numbers[2:] and not options,
         "is no range of numbers",
     )
     return range(*numbers)
+
+
+def _tuple(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+    values = get_known_values(args[0]) if len(args) == 1 and not options else None
+    if values is None:
+        raise wrong(node, "is no tuple of known values")
+    return values
 
 
 def _zip(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
@@ -137,6 +144,7 @@ def _table(e: Evaluator, node: ast.Call, args: Sequence[object], options: Option
 
 STUBS: dict[str, Stub] = {
     "range": _range,
+    "tuple": _tuple,
     "zip": _zip,
     "str": _str,
     "len": accessor,

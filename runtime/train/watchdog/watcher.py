@@ -320,9 +320,9 @@ def watch(mesh: Mesh, plan: Plan, options: Options) -> Watchdog | None:
     store = job_store()
     if store is None:
         return None
-    priced = None
-    if plan.expected and options.device == "cuda":  # the price is for the plan's GPUs
-        priced = plan.expected.seconds
+    priced, expected = None, plan.prediction.expected
+    if expected and options.device == "cuda":  # the price is for the plan's GPUs
+        priced = expected.seconds
     pace = Pace(
         first=options.first_step_limit,
         step=options.step_limit,

@@ -69,7 +69,8 @@ def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
     for each in (model, program):
         assert read_ir(Source("plan.ir", print_ir(each))) == each
     files = emit(program, source)
-    assert files.keys() - {"tiles.json"} == {"train.py", "plan.json", "hf_names.json"}
+    beside = {"hf_names.json", "predictions.json"}
+    assert files.keys() - {"tiles.json"} == {"train.py", "plan.json"} | beside
     assert not mistakes(files["plan.json"])
     require_every_weight(files["hf_names.json"], program)
     assert parse_plan(Source("plan.scale", format_plan(source))) == parse_plan(source)

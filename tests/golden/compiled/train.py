@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -48,6 +47,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     recomputed,
     reduce_scatter,
     rms_norm,
@@ -166,7 +166,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     all_reduce_(gradients["matrices"], dp)  # P→I  65,536 × f32
     all_reduce_(gradients["vectors"], dp_tp)  # P→I  320 × f32
     grad_norm = (all_reduce_(sum_squares(gradients["matrices"]), tp) + sum_squares(gradients["vectors"])).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -201,8 +201,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (5187596,)),
-    model="d68821ee93ce",  # what is computed, on any mesh
+    model="d68821ee93ce",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="9e2bd15577c18c427dc3e3e3a86657cc1d247aa3f69efb49551bdd5d948bf0f7",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -43,6 +42,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     rms_norm,
     rope,
     rope_frequencies,
@@ -140,7 +140,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     gradients = state.gradients()
     all_reduce_(gradients["params"], dp)  # P→I  131,392 × f32
     grad_norm = sum_squares(gradients["params"]).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -175,8 +175,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (17155092,)),
-    model="d68821ee93ce",  # what is computed, on any mesh
+    model="d68821ee93ce",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="18028fa88b1fefa8880967a682245a728d1ba3ed693b15a7366f6bbe07b7e181",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

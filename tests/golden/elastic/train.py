@@ -9,7 +9,7 @@ Options: see --help.  Shapes in comments are one rank's:
 
     v vocab 256, h hidden 64, n heads 4, k kv_heads 2, d head_dim 16, f ffn 192, layers 2, s seq 128,
     b batch 2 per rank
-    dp 8    4 or 2 where nodes are lost; sizes are those of dp 8
+    dp 8    4 or 2 on fewer nodes; shapes are for dp 8
     I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial
     P→I     a change of placement; bwd: what backward does for it
 
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -47,6 +46,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     reduce_scatter_,
     rms_norm,
     rope,
@@ -148,7 +148,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     gradients = state.gradients()
     gradients["params"] = reduce_scatter_(gradients["params"], dp)  # P→S  16,512 × f32
     grad_norm = all_reduce_(sum_squares(gradients["params"]), dp).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -186,12 +186,16 @@ PLAN = Plan(
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
     nodes=4,
-    account=Account("cpu", (4964372,)),
-    smaller=(  # where nodes are lost
-        SmallerMesh({"dp": 4, "tp": 1}, microbatches=4, nodes=2, account=Account("cpu", (5104660,))),
-        SmallerMesh({"dp": 2, "tp": 1}, microbatches=8, account=Account("cpu", (5380628,))),
+    smaller=(  # meshes for fewer nodes
+        SmallerMesh({"dp": 4, "tp": 1}, microbatches=4, nodes=2),
+        SmallerMesh({"dp": 2, "tp": 1}, microbatches=8),
     ),
-    model="d68821ee93ce",  # what is computed, on any mesh
+    model="d68821ee93ce",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="dabf1a2b88a221313414354bc56134bde1c69c6c6ed8fb78fd8a37a3a0af43ad",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

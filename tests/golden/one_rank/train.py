@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -42,6 +41,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     rms_norm,
     rope,
     rope_frequencies,
@@ -135,7 +135,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     loss = loss * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
     grad_norm = sum_squares(gradients["params"]).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -168,8 +168,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (17187856,)),
-    model="d68821ee93ce",  # what is computed, on any mesh
+    model="d68821ee93ce",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="b165f82244efe307690432a1b272206219fb62ab312dbab1d24d73d83acbc79c",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

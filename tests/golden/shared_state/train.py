@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -44,6 +43,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     reduce_scatter_,
     rms_norm,
     rope,
@@ -145,7 +145,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     gradients = state.gradients()
     gradients["params"] = reduce_scatter_(gradients["params"], dp)  # P→S  65,856 × f32
     grad_norm = all_reduce_(sum_squares(gradients["params"]), dp).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -182,8 +182,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (12037652,)),
-    model="d68821ee93ce",  # what is computed, on any mesh
+    model="d68821ee93ce",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="fbc8b716e3e0dd27027770934ed7e47f1cfcf1d726a6ec5f7425a5c6d516f905",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -46,6 +45,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     replicate,
     rms_norm,
     rope,
@@ -158,7 +158,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     loss = loss * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()
     grad_norm = (all_reduce_(sum_squares(gradients["matrices"]), tp) + sum_squares(gradients["vectors"])).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -191,8 +191,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (10121228,)),
-    model="d68821ee93ce",  # what is computed, on any mesh
+    model="d68821ee93ce",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="9fa516409562b34c2a3ac2ed329598bc8df1acd7755d34f65a2b90a8a372a5b0",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

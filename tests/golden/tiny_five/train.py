@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -60,6 +59,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     read_schedule,
     reduce_scatter,
     ring_attention,
@@ -79,7 +79,7 @@ from scalec.runtime import (
 VOCAB, HIDDEN, HEADS, HEAD_DIM, KV_HEADS, EXPERTS, EXPERT_FFN, FFN, SEQ = 256, 64, 4, 16, 2, 8, 48, 96, 128
 FIRST, LAST = 0, 3  # stages
 
-LAYERS_OF_STAGE = {  # by repeat
+LAYERS_OF_STAGE = {  # by repeat: the layers of stage 0, of stage 1, …
     "layers": (range(0, 1), range(1, 2), range(2, 3), range(3, 4)),
 }
 
@@ -272,11 +272,11 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     load = no_load(num_tokens, 4, EXPERTS)
     flat_params = state.flat_params()
-    # S→R  up to (768 + 23,808) × f32 a stage, awaited before its first forward
+    # S→R  up to (768 + 23,808) × f32 per stage, awaited before its first forward
     unshard_ahead(dp_cp, flat_params["params"], flat_params["matrices"])
-    # matrices: P→S over dp_cp  up to 23,808 × f32 a stage, after its last backward
-    # params: P→S over dp_cp, P→I over tp  up to 768 × f32 a stage, after its last backward
-    # forward, backward  tiny_five.scale:6
+    # matrices: P→S over dp_cp  up to 23,808 × f32 per stage, after its last backward
+    # params: P→S over dp_cp, P→I over tp  up to 768 × f32 per stage, after its last backward
+    # forward and backward  tiny_five.scale:6
     loss, router_loss, load = PIPELINE.run(
         model,
         batch,
@@ -294,7 +294,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         all_reduce_(sum_squares(*gradients["matrices"], *gradients["layers.matrices"]), pp_dp_cp_tp)
         + all_reduce_(sum_squares(*gradients["params"]), pp_dp_cp)
     ).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens, router_loss=router_loss, loads=(load,))
 
@@ -308,7 +308,7 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     num_tokens = all_reduce_(count_valid(batch.labels), dp_cp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    # S→R  up to (768 + 23,808) × f32 a stage, awaited before its first forward
+    # S→R  up to (768 + 23,808) × f32 per stage, awaited before its first forward
     unshard_ahead(dp_cp, flat_params["params"], flat_params["matrices"])
     loss = PIPELINE.evaluate(model, batch, mesh, flat_params)  # forward  tiny_five.scale:6
     loss = all_reduce_(loss, pp_dp_cp) * inv_num_tokens  # mean over the step's labels
@@ -331,8 +331,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (5721608, 4055940), axis="pp", most=(10198536, 6785924)),
-    model="360e8110d6f2",  # what is computed, on any mesh
+    model="360e8110d6f2",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="6a053424be6e320b795aa82ee55e3d2eba8aab3b05cff295143fd8f531890aa3",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -49,6 +48,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     read_schedule,
     reduce_scatter,
     rms_norm,
@@ -64,7 +64,7 @@ from scalec.runtime import (
 VOCAB, HIDDEN, HEADS, HEAD_DIM, KV_HEADS, FFN, SEQ = 256, 64, 4, 16, 2, 192, 128
 FIRST, LAST = 0, 3  # stages
 
-LAYERS_OF_STAGE = {  # by repeat
+LAYERS_OF_STAGE = {  # by repeat: the layers of stage 0, of stage 1, …
     "layers": (range(0, 1), range(1, 2), range(2, 3), range(3, 4)),
 }
 
@@ -203,18 +203,18 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    # S→R  up to (192 + 33,024) × f32 a stage, awaited before its first forward
+    # S→R  up to (192 + 33,024) × f32 per stage, awaited before its first forward
     unshard_ahead(dp, flat_params["vectors"], flat_params["matrices"])
-    # matrices: P→S over dp  up to 33,024 × f32 a stage, after its last backward
-    # vectors: P→S over dp, P→I over tp  up to 192 × f32 a stage, after its last backward
-    loss = PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params)  # forward, backward  tiny_pipeline.scale:5
+    # matrices: P→S over dp  up to 33,024 × f32 per stage, after its last backward
+    # vectors: P→S over dp, P→I over tp  up to 192 × f32 per stage, after its last backward
+    loss = PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params)  # forward and backward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * inv_num_tokens  # mean over the step's labels
     gradients = state.gradients()  # waits for the stages' reductions
     grad_norm = (
         all_reduce_(sum_squares(*gradients["matrices"]), pp_dp_tp)
         + all_reduce_(sum_squares(*gradients["vectors"]), pp_dp)
     ).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -228,7 +228,7 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    # S→R  up to (192 + 33,024) × f32 a stage, awaited before its first forward
+    # S→R  up to (192 + 33,024) × f32 per stage, awaited before its first forward
     unshard_ahead(dp, flat_params["vectors"], flat_params["matrices"])
     loss = PIPELINE.evaluate(model, batch, mesh, flat_params)  # forward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * inv_num_tokens  # mean over the step's labels
@@ -251,8 +251,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (8984588, 6347532), axis="pp"),
-    model="b42bf95fa1c9",  # what is computed, on any mesh
+    model="b42bf95fa1c9",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="11232107ce41ca0766c633276a48f550ac1d50b466ca156cbd0fc40d11c0bbf4",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -45,6 +44,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     reduce_scatter_,
     rms_norm,
     rope,
@@ -149,10 +149,10 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         (loss_sum * inv_num_tokens).backward()
         loss += loss_sum.detach()
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
-    gradients = state.gradients()  # waits for the reductions of backward
+    gradients = state.gradients()  # waits for the reductions that backward began
     gradients["params"] = reduce_scatter_(gradients["params"], dp)  # P→S  16,448 × f32
     grad_norm = all_reduce_(sum_squares(gradients["layers.params"], gradients["params"]), dp).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -191,8 +191,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (12040724,)),
-    model="d68821ee93ce",  # what is computed, on any mesh
+    model="d68821ee93ce",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="a83f5b43a7d42e3b3254bfb6b31ef5bb77d7df481ec6f032dbfa359a89263ffa",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

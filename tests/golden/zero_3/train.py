@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from scalec.runtime import (
-    Account,
     AdamW,
     Batch,
     Bucket,
@@ -49,6 +48,7 @@ from scalec.runtime import (
     normal,
     ones,
     read_hf_names,
+    read_predictions,
     recomputed,
     reduce_scatter,
     reduce_scatter_,
@@ -184,7 +184,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         (loss_sum * inv_num_tokens).backward()
         loss += loss_sum.detach()
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
-    gradients = state.gradients()  # waits for the reductions of backward
+    gradients = state.gradients()  # waits for the reductions that backward began
     gradients["matrices"] = reduce_scatter_(gradients["matrices"], dp)  # P→S  8,192 × f32
     gradients["vectors"] = reduce_scatter_(gradients["vectors"], dp)  # P→S  32 × f32
     all_reduce_(gradients["vectors"], tp)  # P→I  32 × f32
@@ -192,7 +192,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         all_reduce_(sum_squares(gradients["layers.vectors"], gradients["vectors"]), dp)
         + all_reduce_(sum_squares(gradients["layers.matrices"], gradients["matrices"]), dp_tp)
     ).sqrt()
-    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated
     state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens)
 
@@ -231,8 +231,12 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (3359756,)),
-    model="d68821ee93ce",  # what is computed, on any mesh
+    model="d68821ee93ce",  # hash of the model on any mesh; checkpoints must have the same
+    predictions=read_predictions(
+        "predictions.json",
+        beside=__file__,
+        sha256="2bc34b6768d46cb124a27bc893a46b0e774305f210e617ccc2403b17ed1d9ff2",
+    ),
     names=read_hf_names(
         "hf_names.json",
         beside=__file__,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.bigram import PLAN
-from scalec.runtime import Plan, RunError, SmallerMesh
+from scalec.runtime import Account, Plan, Prediction, RunError, SmallerMesh
 from scalec.runtime.train.elastic import fit_to_ranks
 from scalec.runtime.train.launch import check
 from scalec.runtime.train.options import going_on, parse, torchrun
@@ -134,3 +134,19 @@ def test_the_last_start_has_the_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["claim"]
     (tmp_path / "claim").unlink()  # as where the folder is gone: no later start has it
     second.check(now=True)
+
+
+def test_each_mesh_has_its_own_prediction() -> None:
+    """Programs of scalec 0.2 have an account in the plan and in each smaller mesh."""
+    accounts = {8: Account("cpu", (1,)), 4: Account("cpu", (2,)), 2: Account("cpu", (4,))}
+    predictions = tuple(
+        Prediction({"dp": dp, "tp": 2}, account) for dp, account in accounts.items()
+    )
+    older = tuple(replace(mesh, account=accounts[mesh.mesh["dp"]]) for mesh in SMALLER)
+    for plan in (
+        replace(ELASTIC, predictions=predictions),
+        replace(ELASTIC, account=accounts[8], smaller=older),
+    ):
+        for dp, account in accounts.items():
+            assert plan.shrink_to(2 * dp).prediction.account == account
+    assert ELASTIC.prediction.account is None

@@ -21,7 +21,16 @@ from torch import Tensor, nn
 
 from helpers.bigram import PLAN, build, eval_step, failing_step, signalling_step, train_step
 from helpers.forked_ranks import HANGS
-from scalec.runtime import Account, Batch, Expected, Metrics, Plan, TrainState, train
+from scalec.runtime import (
+    Account,
+    Batch,
+    Expected,
+    Metrics,
+    Plan,
+    Prediction,
+    TrainState,
+    train,
+)
 from scalec.runtime.checkpoint import background, reader
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.data import corpus
@@ -170,7 +179,8 @@ def test_the_log_of_a_run_that_goes_on_has_the_steps_of_one_that_was_never_stopp
 
 def test_a_run_says_what_it_takes_in_memory_once(folder: Path) -> None:
     """Behind its first step, of the account that of its own place along a pipeline's axis."""
-    plan = replace(PLAN, account=Account("cpu", (2**20, 2**21), axis="dp"))
+    account = Account("cpu", (2**20, 2**21), axis="dp")
+    plan = replace(PLAN, predictions=(Prediction(PLAN.mesh, account),))
     first, second = _run(folder, plan, "--log-every 1 --steps 2 --data text/*.txt")
     assert (first.status, second.status) == (0, 0), first.err + second.err
     assert first.out.count("memory: the account for cpu says 1.00 MiB") == 1

@@ -64,9 +64,9 @@ def test_the_files_that_a_program_reads_stay_beside_it(scheduler: str) -> None:
     image = ["--image", "scalec:1"] if scheduler == "k8s" else []
     assert main(["launch", scheduler, "p.scale", "-o", "out", "--no-verify", *image]) == 0
     program = Path("out/train.py").read_text(encoding="utf-8")
-    beside = [name for name in ("schedule.csv", "hf_names.json") if name in program]
-    assert beside == ["schedule.csv", "hf_names.json"]
-    assert all(Path("out", name).exists() for name in beside)
+    for name in ("schedule.csv", "hf_names.json", "predictions.json"):
+        assert name in program
+        assert Path("out", name).exists()
 
 
 @pytest.mark.usefixtures("folder")

@@ -26,7 +26,7 @@ def _stage_layers(
     layers_by_repeat = e.module_names.get("LAYERS_OF_STAGE")
     counts = (
         {
-            ranges[-1].stop
+            max(layers.stop for layers in ranges)
             for ranges in cast(dict[str, tuple[range, ...]], layers_by_repeat).values()
         }
         if layers_by_repeat

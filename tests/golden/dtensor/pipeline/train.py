@@ -47,7 +47,7 @@ FIRST, LAST = 0, 3  # stages
 MESH = {"pp": 2, "dp": 2, "tp": 2}
 GLOBAL_BATCH, MICROBATCHES, STEPS, SEED = 16, 4, 10, 3
 
-LAYERS_OF_STAGE = {  # by repeat
+LAYERS_OF_STAGE = {  # by repeat: the layers of stage 0, of stage 1, …
     "layers": (range(0, 1), range(1, 2), range(2, 3), range(3, 4)),
 }
 STAGE_TO_RANK = (0, 1, 1, 0)
