@@ -71,10 +71,10 @@ def _value(plan: Plan, name: str) -> None:
     from ..analysis.communication import places
     from ..analysis.hardware import hardware
     from ..analysis.time.op_rows import OpRow, op_rows
-    from ..passes import lower
     from ..reports.value import explain_value, names_of
     from ..syntax.diagnostics import did_you_mean
     from ..syntax.source import is_ir
+    from ..tuning.lowering import lower
 
     if is_ir(plan.source.text):
         raise UsageError("a value is explained by its plan, not by IR text")

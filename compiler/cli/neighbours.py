@@ -17,9 +17,9 @@ from ..config.settings import AUTO, CHUNK, ON, SAVE, TORCH, TRITON
 from ..frontend import resolve
 from ..ir import BATCH, DATA_DIMS, SEQUENCE, Claim, Program, StateAxes, regions_in, walk_regions
 from ..ir.printer import how_claimed
-from ..passes import lower_unchecked
 from ..syntax.diagnostics import PlanError
 from ..syntax.source import Source
+from ..tuning.lowering import make_variant
 
 TENSORS = 0.85
 """The part of a GPU's memory for tensors that leaves it with room to spare."""
@@ -74,7 +74,7 @@ def compile_with_changes(source: Source, changes: Sequence[Change]) -> ChangedPl
     text = "\n".join(f"{section} {{ {content} }}" for section, content in sections)
     try:
         model = resolve(source, Source("changes", text))
-        *_, program = lower_unchecked(model)
+        program = make_variant(model).last
     except PlanError:
         return None
     return ChangedPlan(tuple(changes), model, program)

@@ -19,8 +19,8 @@ from ...compiler.analysis.time.prices import Prices, prices
 from ...compiler.analysis.time.timeline import seconds_of
 from ...compiler.frontend import resolve
 from ...compiler.ir import ITEM_BYTES, Enter, Op, Program, Region, Stmt, walk
-from ...compiler.passes import lower_unchecked
 from ...compiler.syntax.diagnostics import PlanError
+from ...compiler.tuning.lowering import make_variant
 from .choice import FULL, HALF, NONE, RECOMPUTE, Choice
 from .facts import Facts, Goal
 from .plan_text import ModelFile, plan
@@ -64,7 +64,7 @@ def cell(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Cell:
     """The cell of a choice.  Raises PlanError."""
     alone = evolve(choice, pp=1, dp=1, zero=0, schedule="", chunks=1, prefetch=1)
     small = evolve(goal, gpus=alone.gpus, global_batch=alone.replicas * alone.microbatch)
-    *_, program = lower_unchecked(resolve(plan(file, facts, small, alone)))
+    program = make_variant(resolve(plan(file, facts, small, alone))).last
     return _to_cell(program, facts, goal)
 
 

@@ -15,9 +15,9 @@ from ...compiler.analysis.time.report import FULL
 from ...compiler.analysis.time.step import step_time
 from ...compiler.frontend import resolve
 from ...compiler.ir import PRECISIONS, Program
-from ...compiler.passes import lower, lower_unchecked
 from ...compiler.proof import Case, verify_alike
 from ...compiler.syntax.diagnostics import PlanError
+from ...compiler.tuning.lowering import lower, make_variant
 from .choice import Choice
 from .facts import Facts, Goal
 from .plan_text import ModelFile, plan
@@ -95,7 +95,7 @@ class Unpriced:
 def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Priced | Unpriced:
     """A choice compiled, unchecked."""
     try:
-        *_, program = lower_unchecked(resolve(plan(file, facts, goal, choice)))
+        program = make_variant(resolve(plan(file, facts, goal, choice))).last
     except PlanError as error:
         return _to_unpriced(choice, error)
     return _to_priced(goal, choice, program)
