@@ -238,7 +238,7 @@ def load_ir_program(source: "Source") -> "Program":
 def warnings(plan: Plan) -> "tuple[Diagnostic, ...]":
     """That a plan does not fit its GPUs, and settings that its author hardly means."""
     from ..reports.lints import advice
-    from .remedies import too_large
+    from ..tuning.remedies import too_large
 
     diagnostics = [*advice(plan.program), too_large(plan.program, plan.model, plan.source)]
     return tuple(filter(None, diagnostics))
@@ -246,10 +246,10 @@ def warnings(plan: Plan) -> "tuple[Diagnostic, ...]":
 
 def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
     """Whether a plan is known to fit its GPUs; the warning that these are not known."""
-    from ..analysis.elastic import smallest
-    from ..analysis.memory import account, fits, unknown
+    from ..analysis.memory import unknown
+    from ..tuning.lowering import make_variant
 
-    answer = fits(program, account(smallest(program)))
+    answer = make_variant(program).fits
     if answer is None:
         return False, (unknown(program),)
     return answer, ()

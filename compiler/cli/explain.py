@@ -159,7 +159,7 @@ def _report_text(report: "Report", plan: Plan, options: Namespace) -> str:
 
         return critical(critical_path(report.program, report.on))
     if not options.no_advice and not is_ir(plan.source.text):
-        from .advice import make_report_with_advice
+        from ..tuning.advice import make_report_with_advice
 
         report = make_report_with_advice(report, plan.model, plan.source)
     if options.json:

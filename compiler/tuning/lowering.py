@@ -4,7 +4,7 @@ Purpose: a pass is a function Program → Program; a decision takes one of sever
 program.  Between two of them, the program is checked and shown to who asks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
@@ -30,7 +30,7 @@ from .decisions.choose_strategy import choose_strategy
 from .decisions.divide_stages import divide_stages
 from .decisions.place_stages import place_stages
 from .look_ahead import look_ahead
-from .variant import Decision, Pass, Variant
+from .variant import Change, Decision, Pass, Variant
 
 PASSES: tuple[Pass | Decision, ...] = (
     validate,
@@ -67,9 +67,9 @@ what they make.
 """
 
 
-def make_variant(program: Program) -> Variant:
+def make_variant(program: Program, changes: Sequence[Change] = ()) -> Variant:
     """A program as a variant, with the passes that it has not been through."""
-    return Variant(program, PASSES[PASS_NAMES.index(program.after) :])
+    return Variant(program, PASSES[PASS_NAMES.index(program.after) :], tuple(changes))
 
 
 def _unseen(program: Program) -> None:

@@ -36,15 +36,30 @@ class Decision:
     choose: "Callable[[Variant], Variant]"
 
 
+@frozen
+class Change:
+    """A section of a plan's text with other settings; `summary` is shorter, where they are long."""
+
+    section: str
+    content: str
+    summary: str = ""
+
+    def __str__(self) -> str:
+        return self.summary or f"{self.section} {{ {self.content} }}"
+
+
 @frozen(eq=False)
 class Variant:
     """A program, and the passes and decisions that it has not been through.
 
-    Each property raises PlanError where the next passes do.
+    A property that needs the next passes raises PlanError where they do.
+
+    changes  of the plan's text; none where only the program differs from the plan's
     """
 
     program: Program
     passes: tuple[Pass | Decision, ...]
+    changes: tuple[Change, ...] = ()
 
     def with_program(self, program: Program) -> "Variant":
         """A variant at the same place between the passes."""
@@ -84,12 +99,12 @@ class Variant:
 
     # ---- measured
 
-    @cached_property
+    @property
     def least(self) -> Program:
         """The last program at the least size of an elastic axis, where a rank needs most."""
         return smallest(self.last)
 
-    @cached_property
+    @property
     def memory(self) -> Account:
         """The bytes of the rank that needs most."""
         return account(self.least)
