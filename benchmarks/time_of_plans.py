@@ -33,8 +33,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from scalec.compiler.analysis.hardware import Collective, Hardware, load
 from scalec.compiler.analysis.time.clocks import StepTime
 from scalec.compiler.analysis.time.step import step_time
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load as source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Batch, Mesh
 from scalec.runtime.comm.mesh import Axis
 from scalec.tools.calibrate.work_list import work_list

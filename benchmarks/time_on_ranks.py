@@ -17,8 +17,8 @@ from torch.multiprocessing.spawn import start_processes
 
 from scalec.compiler.analysis.hardware import load
 from scalec.compiler.analysis.time.step import step_time
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load as source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
 
 RANKS = 2

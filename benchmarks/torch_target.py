@@ -28,8 +28,8 @@ from torch_traffic import Row, compared, planned, sent_by
 
 from scalec.compiler.emit import dtensor, emit
 from scalec.compiler.emit.target import whole_mesh
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Batch, Mesh
 
 PLANS = {

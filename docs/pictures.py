@@ -14,11 +14,11 @@ from scalec.compiler.analysis.link_traffic import crosses, get_sent_bytes
 from scalec.compiler.analysis.memory import Account, account
 from scalec.compiler.config.units import amount
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.summary import axes_of, get_launch
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.tools.drawing import Canvas, ticks
 from scalec.tools.report.calls import busiest, by_rank
 from scalec.tools.report.command import subject

@@ -16,9 +16,9 @@ from scalec.compiler.analysis.memory import Account, account
 from scalec.compiler.analysis.time import get_expected_report
 from scalec.compiler.config.units import amount
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.time import seconds
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "strategies.md"

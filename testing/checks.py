@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from ..compiler.ir import Program
-from ..compiler.passes import compile_plan, lower
 from ..compiler.proof import verify
 from ..compiler.syntax.diagnostics import PlanError, render
 from ..compiler.syntax.limits import load
 from ..compiler.syntax.source import Source
+from ..compiler.tuning.lowering import compile_plan, lower
 from .audit import audit
 
 

@@ -12,10 +12,10 @@ import pytest
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.memory import account, capacity, need_range
 from scalec.compiler.analysis.time.report import report
-from scalec.compiler.cli.advice import make_report_with_advice
 from scalec.compiler.frontend import resolve
-from scalec.compiler.passes import lower
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.tuning.advice import make_report_with_advice
+from scalec.compiler.tuning.lowering import lower
 
 PLANS = sorted((Path(__file__).parents[1] / "plans").glob("*.scale"))
 NAMED = [path for path in PLANS if "gpu = " in path.read_text(encoding="utf-8")]

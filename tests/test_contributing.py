@@ -90,8 +90,10 @@ LINTS = "compiler/reports/lints.py"
 NEW_FILE = Insertion(PASS, '"""', "compiler/passes/join_scales.py", "")
 INSERTIONS = (
     Insertion(OP, "Pointwise(", "compiler/ops/pointwise.py", '    Pointwise("exp"', ","),
-    Insertion(PASS, "from .join_scales", "compiler/passes/__init__.py", "from .look_ahead"),
-    Insertion(PASS, "join_scales", "compiler/passes/__init__.py", "    propagate,", ","),
+    Insertion(
+        PASS, "from ..passes.join_scales", "compiler/tuning/lowering.py", "from ..passes.overlap"
+    ),
+    Insertion(PASS, "join_scales", "compiler/tuning/lowering.py", "    propagate,", ","),
     Insertion(
         SCHEDULE,
         "def eager",

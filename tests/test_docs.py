@@ -12,10 +12,10 @@ import pytest
 from scalec.compiler.cli.commands import COMMANDS
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import PASS_NAMES, compile_plan
 from scalec.compiler.syntax.diagnostics import CODES
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan
 
 ROOT = Path(__file__).parents[1]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))

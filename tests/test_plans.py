@@ -12,9 +12,9 @@ from scalec.compiler.analysis.communication import active_count, collectives, pa
 from scalec.compiler.analysis.kernel_tiles import tiles_file
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[1] / "plans"
 

@@ -8,8 +8,8 @@ from attrs import frozen
 
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PRODUCTS = ("contract", "contracts")
 

@@ -17,7 +17,6 @@ from attrs import evolve, frozen
 
 from scalec.compiler.analysis.hardware import find_shipped_gpu
 from scalec.compiler.analysis.time.pipeline import get_stage_clocks
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.schedules.actions import Schedule, Work
 from scalec.compiler.schedules.activation_memory import Keeps, MemoryBudget
 from scalec.compiler.schedules.feasibility import Task
@@ -25,6 +24,7 @@ from scalec.compiler.schedules.list_scheduling import Rule, follow_rule
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 from .rows import Row, Unsaid, gpt, profile, stage_layers, train
 

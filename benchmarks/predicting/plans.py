@@ -5,8 +5,8 @@ are the same.
 """
 
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 from .rows import Row, Unsaid
 

@@ -4,7 +4,7 @@ Purpose: one rule for what `differentiate` writes twice and emitted programs cal
 `gathered = regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each
 layer of an innermost repeat (Chen et al. 2016), whose inputs alone are saved, under `every(n,
 layers)` the first of every n layers of one repeat.  Under `recompute = auto(…)` it is the ops or
-layers that `passes.choose_recompute` names in `Program.recomputed`.  No value is recomputed for its
+layers that `choose_recompute` names in `Program.recomputed`.  No value is recomputed for its
 shape alone (`Vjp.unread`), since autograd saves shapes.  Non-goals: when backward first needs them
 (`passes.differentiate`), and the memory saved (`analysis.memory`).
 """

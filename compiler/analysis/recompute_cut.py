@@ -5,7 +5,7 @@ For a price of a byte, the cut weighs what is kept against the time of what is r
 recomputed from storages that are kept or recomputed themselves.  A storage that backward reads is
 kept or recomputed.  Source and method: the min-cut partitioner of torch.compile, with times as
 further edges, and Everett's multipliers (Operations Research 11, 1963).  Non-goals: peak memory
-(`memory`), and which cut a plan gets (`passes.choose_recompute`).
+(`memory`), and which cut a plan gets (`tuning.decisions`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

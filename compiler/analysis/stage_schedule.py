@@ -1,7 +1,7 @@
 """Where the stages of a pipeline lie, the order that they work in, and how long that takes.
 
 Purpose: `stage_to_rank` and rows of `Pipeline.settings`, for the plan's sizes and for others.
-Non-goals: rows made for what stages cost (`passes.place_stages`), whether rows are right
+Non-goals: rows made for what stages cost (`tuning.decisions`), whether rows are right
 (`schedules.check`).
 """
 

@@ -117,5 +117,9 @@ def _culprit(error: Exception) -> str:
         module = str(frame.f_globals.get("__name__"))
         if module.startswith(prefix):
             ours.append(module.removeprefix(prefix))
-    passes = [name.split(".")[1] for name in ours if name.startswith("passes.")]
+    passes = list[str]()
+    for name in ours:
+        for folder in ("passes.", "tuning.decisions."):
+            if name.startswith(folder):
+                passes.append(name.removeprefix(folder).partition(".")[0])
     return f"pass `{passes[-1]}`" if passes else f"module `{ours[-1]}`"

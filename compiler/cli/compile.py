@@ -150,8 +150,8 @@ def load_source(path: Path) -> "Source":
 def model_of(source: "Source") -> "Program":
     """The program of a plan before any placement; of IR text, unchanged.  Raises PlanError."""
     from ..frontend import resolve
-    from ..passes.look_ahead import look_ahead
     from ..syntax.source import is_ir
+    from ..tuning.look_ahead import look_ahead
 
     if is_ir(source.text):
         return load_ir_program(source)
@@ -171,7 +171,7 @@ def compile_source(
 
 def make_plan(source: "Source", model: "Program", stage: str | None = None) -> Plan:
     """A plan with its program after the pass `stage`, by default the last.  Raises PlanError."""
-    from ..passes import PASS_NAMES, lower
+    from ..tuning.lowering import PASS_NAMES, lower
 
     return Plan(source, model, lower(model, stage or PASS_NAMES[-1], _dump()))
 
@@ -201,7 +201,7 @@ def _dump() -> "Callable[[Program], None]":
     asks.
     """
     from ..ir.printer import print_ir
-    from ..passes import PASS_NAMES
+    from ..tuning.lowering import PASS_NAMES
 
     stage = os.environ.get("SCALEC_DUMP", "")
     if stage not in ("", "all", *PASS_NAMES):
@@ -222,8 +222,8 @@ def load_ir_program(source: "Source") -> "Program":
     """
     from ..analysis.verifier import check
     from ..ir.parser import read_ir
-    from ..passes import PASS_NAMES
     from ..syntax.diagnostics import Note, wrong
+    from ..tuning.lowering import PASS_NAMES
 
     program = read_ir(source)
     try:
@@ -238,7 +238,7 @@ def load_ir_program(source: "Source") -> "Program":
 def warnings(plan: Plan) -> "tuple[Diagnostic, ...]":
     """That a plan does not fit its GPUs, and settings that its author hardly means."""
     from ..reports.lints import advice
-    from .remedies import too_large
+    from ..tuning.remedies import too_large
 
     diagnostics = [*advice(plan.program), too_large(plan.program, plan.model, plan.source)]
     return tuple(filter(None, diagnostics))
@@ -246,10 +246,10 @@ def warnings(plan: Plan) -> "tuple[Diagnostic, ...]":
 
 def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
     """Whether a plan is known to fit its GPUs; the warning that these are not known."""
-    from ..analysis.elastic import smallest
-    from ..analysis.memory import account, fits, unknown
+    from ..analysis.memory import unknown
+    from ..tuning.lowering import make_variant
 
-    answer = fits(program, account(smallest(program)))
+    answer = make_variant(program).fits
     if answer is None:
         return False, (unknown(program),)
     return answer, ()

@@ -71,10 +71,10 @@ def _value(plan: Plan, name: str) -> None:
     from ..analysis.communication import places
     from ..analysis.hardware import hardware
     from ..analysis.time.op_rows import OpRow, op_rows
-    from ..passes import lower
     from ..reports.value import explain_value, names_of
     from ..syntax.diagnostics import did_you_mean
     from ..syntax.source import is_ir
+    from ..tuning.lowering import lower
 
     if is_ir(plan.source.text):
         raise UsageError("a value is explained by its plan, not by IR text")
@@ -159,7 +159,7 @@ def _report_text(report: "Report", plan: Plan, options: Namespace) -> str:
 
         return critical(critical_path(report.program, report.on))
     if not options.no_advice and not is_ir(plan.source.text):
-        from .advice import make_report_with_advice
+        from ..tuning.advice import make_report_with_advice
 
         report = make_report_with_advice(report, plan.model, plan.source)
     if options.json:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def ir(options: Namespace) -> None:
     """`scalec ir`."""
     from ..ir.printer import print_ir
-    from ..passes import PASS_NAMES
     from ..syntax.diagnostics import listing
+    from ..tuning.lowering import PASS_NAMES
 
     stage = options.after or options.diff or PASS_NAMES[-1]
     if stage not in PASS_NAMES:
@@ -44,7 +44,7 @@ def _show_change(options: Namespace, program: "Program") -> None:
     from difflib import unified_diff
 
     from ..ir.printer import print_ir
-    from ..passes import PASS_NAMES
+    from ..tuning.lowering import PASS_NAMES
 
     before = PASS_NAMES[max(PASS_NAMES.index(program.after) - 1, 0)]
     old = print_ir(load(options.plan, before).program).splitlines()

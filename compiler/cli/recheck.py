@@ -78,8 +78,8 @@ def load_compiled_plan(folder: Path) -> Plan:
 
 
 def _plan(folder: Path, account: dict[str, Any]) -> Plan:
-    from ..passes import lower
     from ..syntax.source import Source
+    from ..tuning.lowering import lower
 
     model = load_ir_program(Source(str(folder / "plan.json"), "\n".join(account["model"]) + "\n"))
     return Plan(Source(account["plan"], ""), model, lower(model))

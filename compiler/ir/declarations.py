@@ -184,7 +184,7 @@ class Pipeline:
     messages.
     """
     layers: tuple[int, ...] = ()
-    """The number of layers of each stage; from `cut_stages` on."""
+    """The number of layers of each stage; from `divide_stages` on."""
     stage_to_rank: tuple[int, ...] = ()
     """The rank of each stage on the axis; of `auto` from `place_stages` on."""
     param_stages: tuple[tuple[str, tuple[int, ...]], ...] = ()

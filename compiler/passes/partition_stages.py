@@ -1,18 +1,14 @@
 """Cuts the repeats of a pipeline into stages: how many layers each has, and on which rank.
 
-Purpose: stages of costs as equal as layers allow, or the plan's stages; values that a later stage
-needs from an earlier one are carried by the repeats between (`thread_carries`).  Costs are
-operations, or where the cluster's GPU is known and ranks then work less long, seconds of forward
-and backward.  Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
+Purpose: stages of as many layers as somebody says, the plan for one, or of operations as equal as
+layers allow; values that a later stage needs from an earlier one are carried by the repeats between
+(`thread_carries`).  Before: `validate`.  Non-goals: stages of equal seconds
+(`tuning.decisions`); when a stage works (`schedule_pipeline`).
 """
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from ..analysis.flops import cost
-from ..analysis.memory import account, fits
 from ..analysis.stage_schedule import stage_to_rank
 from ..config.units import count_words
 from ..ir import Pipeline, Program, ops_in
@@ -23,60 +19,7 @@ from ..syntax.diagnostics import Note, PlanError, wrong
 from ..syntax.source import Span
 from .thread_carries import thread_carries
 
-if TYPE_CHECKING:
-    from ..analysis.hardware import Hardware
-
 MOST_LAYERS = 1024
-
-WORTH = 0.995
-"""A division is not taken if the rank that works longest takes more than this part of the time with
-it.
-"""
-
-
-Lowered = Callable[[Program, str], Program]
-"""Gives the program after a later pass."""
-
-
-def cut_stages(program: Program, lowered: Lowered) -> Program:
-    """The program with its pipeline's stages.  Raises PlanError."""
-    if not (pipeline := program.pipeline):
-        return program
-    from ..analysis.hardware import hardware
-
-    stages, gpu = with_stages(program, pipeline), hardware(program)
-    if not gpu or pipeline.rows or pipeline.settings.stages is not None:
-        return stages
-    try:
-        return _faster(program, stages, gpu, lowered)
-    except PlanError:  # which the pass that raises it tells
-        return stages
-
-
-def _faster(program: Program, equal: Program, gpu: "Hardware", lowered: Lowered) -> Program:
-    """The program cut by seconds, if the rank that works longest then has less to do than in
-    `equal`, which is cut by operations, and the step fits.
-    """
-    from ..analysis.stage_times import item_times  # a plan without a cluster does without
-
-    pipeline, cut = program.pipeline, equal.pipeline
-    assert pipeline, "cut_stages: no pipeline"
-    assert cut, "cut_stages: no stages"
-    times = item_times(lowered(equal, "place_state"), cut, gpu)
-    of_groups = tuple(round(seconds * 1e9) for seconds in times.groups)
-    of_layers = tuple(round(seconds * 1e9) for seconds in times.layers)
-    layers = _divide_layers(program, pipeline, of_groups, of_layers, len(cut.layers))
-    now = times.longest(program, cut)
-    then = times.longest(program, evolve(cut, layers=layers))
-    if then > WORTH * now:
-        return equal
-    faster = with_stages(program, pipeline, layers)
-    if layers[0] <= cut.layers[0] and max(layers) <= max(cut.layers):
-        return faster  # the first rank, which holds most microbatches, needs no more memory
-    last = lowered(faster, "schedule_pipeline")
-    if fits(last, account(last)) is False:
-        return equal
-    return faster
 
 
 def with_stages(program: Program, pipeline: Pipeline, layers: tuple[int, ...] = ()) -> Program:
@@ -141,10 +84,10 @@ def _balance_operations(program: Program, pipeline: Pipeline, count: int) -> tup
     bodies, repeats = groups(pipeline, program.region.body)
     of_groups = tuple(cost(program, body).forward for body in bodies)
     of_layers = tuple(cost(program, repeat.body).forward for repeat in repeats)
-    return _divide_layers(program, pipeline, of_groups, of_layers, count)
+    return divide_layers(program, pipeline, of_groups, of_layers, count)
 
 
-def _divide_layers(
+def divide_layers(
     program: Program,
     pipeline: Pipeline,
     of_groups: tuple[int, ...],

@@ -3,7 +3,7 @@ part.
 
 Purpose: rows of actions with their messages; loss, norm and the gradients of parameters that
 several ranks hold become sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages
-there are (`cut_stages`).
+there are (`partition_stages`).
 """
 
 from attrs import evolve

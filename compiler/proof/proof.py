@@ -11,11 +11,11 @@ from ..analysis.causality import claim as causality_claim
 from ..analysis.certificate import Proof, get_user_functions, mesh_words
 from ..config.settings import AUTO, Selection
 from ..ir import Claim, Pipeline, Program, Type
-from ..passes import PASS_NAMES, lower_unchecked
 from ..passes.bucket_params import fuse_buckets_as
 from ..passes.schedule_pipeline import schedule_pipeline
 from ..schedules.check import problems
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
+from ..tuning.lowering import PASS_NAMES, make_variant
 from .causality import depends_on_hidden_tokens
 from .inputs import Inputs, scene
 from .interpreter import Interpreter, Outcome, ShapeError, differing
@@ -186,7 +186,7 @@ def anew(case: Case) -> Program:
         return case.model
     if case.model.after == FUSED:
         return schedule_pipeline(case.model)
-    *_, placed = case.model, *lower_unchecked(case.model, PLACED)
+    placed = make_variant(case.model).get_program_after(PLACED)
     return schedule_pipeline(fuse_buckets_as(placed, case.program.buckets))
 
 

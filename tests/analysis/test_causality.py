@@ -17,7 +17,6 @@ from scalec.compiler.frontend.causality import check_causality
 from scalec.compiler.ir import Program
 from scalec.compiler.ops import OPS
 from scalec.compiler.ops.reach import Reach
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.proof.causality import depends_on_hidden_tokens
 from scalec.compiler.proof.inputs import scene
@@ -25,6 +24,7 @@ from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.small_sizes import resize, small
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 FULL = LLAMA.replace("mask=causal", "mask=full")
 SEEN = LLAMA.replace("mask=causal", "mask=causal, documents=documents")

@@ -8,9 +8,9 @@ import scalec.plans
 from scalec.compiler.analysis.collective import Collective
 from scalec.compiler.analysis.communication import collectives, parameter_count
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(scalec.plans.__path__[0])
 

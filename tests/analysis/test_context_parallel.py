@@ -11,8 +11,8 @@ from scalec.compiler.analysis.context_parallel import costs, sequence_axes, stra
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.ir import Program
 from scalec.compiler.ops import OPS, messages
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 SEQ, WIDTH, LAYERS = 16, 2, 2
 """Tokens of a sequence, elements of a head, layers; the plans have 4 sequences, and 8 bytes an

@@ -8,8 +8,8 @@ import pytest
 
 from scalec.compiler.analysis.expert_loads import loads, rows_of_an_expert
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {{
   dims {{ vocab = 8  hidden = 4  experts = {experts}  expert_ffn = 4  layers = 2 }}

@@ -9,8 +9,8 @@ import pytest
 from scalec.compiler.analysis.flops import Cost, cost
 from scalec.compiler.ir import Program
 from scalec.compiler.ops.attention import seen_pairs
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """\
 model tiny(tokens[batch, seq], labels[batch, seq]) {

@@ -13,9 +13,9 @@ from helpers.zero_plans import ALL, REST, compiled, plan_text, program
 from scalec.compiler import cli
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.analysis.link_traffic import crosses, get_sent_bytes, volumes
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.explain import explain_collectives
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 

@@ -28,12 +28,12 @@ from scalec.compiler.ir import Op, Program, Region, base, walk
 from scalec.compiler.ops import OPS, Message, messages
 from scalec.compiler.ops.protocol import Vjp
 from scalec.compiler.ops.saved_tensors import Local
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.proof.recorded.files import Call
 from scalec.compiler.proof.recorded.plan import get_expected_calls
 from scalec.compiler.reports.explain import explain_collectives
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 

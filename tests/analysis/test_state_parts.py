@@ -14,8 +14,8 @@ from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.emit.model_classes import model_classes
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
 from scalec.tools.convert.state_parts import fault, get_written_parts, shape
 

@@ -13,8 +13,8 @@ import pytest
 from scalec.compiler import cli, frontend
 from scalec.compiler.cli.arguments import WISHES
 from scalec.compiler.cli.commands import COMMANDS, Entry
-from scalec.compiler.passes import PASS_NAMES
 from scalec.compiler.syntax.limits import MAX_BYTES
+from scalec.compiler.tuning.lowering import PASS_NAMES
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 8  hidden = 4 }

@@ -26,10 +26,10 @@ from scalec.codegen_templates.torch_recompute import recompute
 from scalec.compiler.emit.dtensor import emit, for_torch, refusals
 from scalec.compiler.emit.dtensor.refusals import REFUSALS
 from scalec.compiler.frontend import resolve
-from scalec.compiler.passes import lower
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import lower
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,8 +18,8 @@ from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.emit.dtensor.readback import check
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import lower
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import lower
 
 TINY = Path(__file__).parents[2] / "plans" / "tiny_llama.scale"
 CASES = {

@@ -29,8 +29,8 @@ from scalec.compiler.ir import (
 from scalec.compiler.ir.placements import COERCIONS
 from scalec.compiler.ops import OPS, OpDef
 from scalec.compiler.ops.call import with_attributes
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """
 model t(tokens[batch, seq], labels[batch, seq]) {{

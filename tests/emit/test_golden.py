@@ -19,10 +19,10 @@ from helpers.plan_schema import mistakes
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.train_py import program_files, train_py
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "plans" / "tiny_llama.scale"

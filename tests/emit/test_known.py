@@ -8,8 +8,8 @@ import pytest
 
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.emit.plan_json import get_model_hash, get_unpadded_hash
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = plan_text(Case())
 

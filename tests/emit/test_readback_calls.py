@@ -22,9 +22,9 @@ from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import SEQUENCE, Op, Program, Region, walk
 from scalec.compiler.ops import OPS
 from scalec.compiler.ops.call import Experts, Layout, PositionIds, Positions
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 ROOT = Path(__file__).parents[2]
 

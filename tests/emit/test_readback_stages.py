@@ -11,8 +11,8 @@ from scalec.compiler.emit.readback import check, check_files
 from scalec.compiler.emit.train_py import program_files, train_py
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.stages import stages
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 SCHEDULES = (
     *(

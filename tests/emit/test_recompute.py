@@ -19,8 +19,8 @@ from helpers.readback_plans import LOSS, MLP, START, plan
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Op, Program, Region, blocks
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 MEANS = "a = mean(x, over=[hidden])  b = tanh(mean(x, over=[hidden]))  x = x * a + x * b"
 DRAWN = (

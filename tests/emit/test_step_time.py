@@ -15,8 +15,8 @@ from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.time.report import Report, as_json, report
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 PLANS = Path(__file__).parents[2] / "plans"
 TEXT = 'use "tiny_pipeline.scale"\ncluster { gpu = h100_sxm  gpus_per_node = 4  nodes = 2 }\n'

@@ -18,8 +18,8 @@ from helpers.readback_plans import LLAMA, SKIP, plan
 from scalec.compiler.analysis.expert_loads import with_load
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.analysis.memory.account import accounts_of
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 from .test_numbers import compare
 

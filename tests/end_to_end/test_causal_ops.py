@@ -15,8 +15,8 @@ from helpers.oracle.harness import imported, run
 from helpers.oracle.sgd import sgd_steps
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.user_ops import copies
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.tuning.lowering import compile_plan
 
 pytestmark = pytest.mark.usefixtures("calls_uncompared")
 

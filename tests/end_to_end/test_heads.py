@@ -24,8 +24,8 @@ from helpers.oracle.compare import assert_same
 from helpers.oracle.plans import Case, train_text
 from helpers.oracle.reference import Tensors, train
 from scalec.compiler.ir import walk
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 LR, STEPS, LAYERS = 0.1, 2, 4
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from helpers.bigram import PLAN, build, eval_step, train_step
 from helpers.launched import run_file, run_recorded
 from scalec.compiler.emit import emit
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Batch, Metrics, Text, TrainState
 from scalec.runtime.checkpoint.reader import Saved
 

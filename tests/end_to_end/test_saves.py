@@ -15,8 +15,8 @@ from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from helpers.small_log import small_log
 from scalec.compiler.analysis.memory import accounts
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Batch, Mesh
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.checkpoint.saver import own_boxes

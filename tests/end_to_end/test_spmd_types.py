@@ -27,8 +27,8 @@ from scalec.compiler.emit.readback import check
 from scalec.compiler.ir import Kind, Op, Program
 from scalec.compiler.ir.placements import COERCIONS as OURS
 from scalec.compiler.ir.placements import DUAL
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
 
 # theirs: they call functions that torch renamed

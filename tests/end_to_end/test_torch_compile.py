@@ -25,9 +25,9 @@ from helpers.oracle.compare import assert_same
 from helpers.oracle.plans import Case, plan_text
 from helpers.oracle.reference import Tensors
 from scalec import runtime as rt
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Axis, Mesh, compile_each
 from scalec.runtime.debug import twice
 

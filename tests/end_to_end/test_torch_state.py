@@ -20,8 +20,8 @@ from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.harness import Part
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint import convert, saver
 from scalec.runtime.checkpoint.reader import Saved

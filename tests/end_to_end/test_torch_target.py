@@ -36,8 +36,8 @@ from scalec.compiler.analysis.bucket_layout import layout_of
 from scalec.compiler.emit.dtensor import for_torch
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import lower
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import lower
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint.hf_weights import Reader
 

@@ -28,10 +28,10 @@ from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.user_ops import copies
 from scalec.compiler.ir import Op, Region
-from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 from scalec.testing import assert_equal_step, assert_mutants_caught, assert_op
 from scalec.testing.faults import Program, fork
 

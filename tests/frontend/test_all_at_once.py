@@ -15,9 +15,9 @@ from helpers.mistakes import MISTAKES, PLAN, Mistake, edited
 from helpers.pipeline_plan import PLAN as PIPELINE
 from helpers.pipeline_plan import edited as of_pipeline
 from helpers.refused_plans import RULES_TP
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PAIRS, TRIPLES = 120, 60
 """How many of each are tried at every run."""

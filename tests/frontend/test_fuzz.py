@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.mistakes import PLAN
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import CODES, PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.testing.random_plans import drafts
 
 ROOT = Path(__file__).parents[2]

@@ -37,11 +37,11 @@ from scalec.compiler.frontend.routes import CALL
 from scalec.compiler.ir import Op, Program
 from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import CODES, PlanError
 from scalec.compiler.syntax.source import Source, Span
 from scalec.compiler.syntax.tree import Call, Name, Negative, Number
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")

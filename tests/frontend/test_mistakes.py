@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import CODES, PlanError
 from scalec.compiler.syntax.source import Source, Span
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """\
 model llama(tokens[batch, seq], labels[batch, seq]) {

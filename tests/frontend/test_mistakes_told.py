@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from frontend.test_mistakes import PLAN
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.lints import advice
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 

@@ -13,7 +13,6 @@ from scalec.compiler.analysis.memory import accounts
 from scalec.compiler.cli.compile import load_ir_program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.activation_memory import high_water
@@ -24,6 +23,7 @@ from scalec.compiler.schedules.rescale import resize
 from scalec.compiler.schedules.timeline import Times, simulate
 from scalec.compiler.syntax.diagnostics import CODES, Diagnostic, PlanError
 from scalec.compiler.syntax.source import Source, Span
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 
 
 def marked(span: Span) -> str:

@@ -12,10 +12,10 @@ from helpers.unary_ops import written
 from scalec.compiler.emit import emit
 from scalec.compiler.frontend.expert_rules import ROW_BY_ROW
 from scalec.compiler.ops import OPS
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 from scalec.tools.formatter import format_plan
 
 Golden = Callable[[str, str], None]

@@ -9,10 +9,10 @@ from scalec.compiler.frontend import resolve
 from scalec.compiler.frontend.load_plan import gather
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import Diagnostics, PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 TRAIN = """

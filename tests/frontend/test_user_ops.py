@@ -24,11 +24,11 @@ from scalec.compiler.emit.user_ops import copies
 from scalec.compiler.ir import Op, Region
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 from scalec.runtime import Mesh
 from scalec.testing import assert_equal_step, assert_mutants_caught, assert_op
 

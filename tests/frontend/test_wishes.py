@@ -11,11 +11,11 @@ import pytest
 
 from scalec.compiler.frontend import other_names, resolve
 from scalec.compiler.ops import OPS
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax import synonyms
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """\
 model small(tokens[batch, seq], labels[batch, seq]) {

@@ -9,10 +9,10 @@ from itertools import combinations
 from attrs import frozen
 
 from scalec.compiler.frontend import resolve
-from scalec.compiler.passes import PASS_NAMES, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import CODES, PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import PASS_NAMES, lower
 
 AXES = ("pp", "dp", "cp", "tp")
 TENSOR = "vocab, heads, kv_heads, ffn over tp"

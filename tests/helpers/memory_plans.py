@@ -13,8 +13,8 @@ from helpers.oracle.plans import Case, plan_text, train_text
 from helpers.unary_ops import UNARY, written
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """\
 model tiny(tokens[batch, seq], labels[batch, seq]) {

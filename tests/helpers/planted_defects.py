@@ -20,7 +20,6 @@ from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import SEQUENCE, Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof.inputs import Inputs
 from scalec.compiler.proof.interpreter import Interpreter, ShapeError
 from scalec.compiler.proof.pipeline.rows import run_rows
@@ -33,6 +32,7 @@ from scalec.compiler.proof.small_sizes import Sizes, meshes, resize
 from scalec.compiler.proof.tensors import Array, Tensor
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 from scalec.testing.audit.mutants.faults import FAULTS
 
 Edits = Mapping[str, str]

@@ -7,8 +7,8 @@ from attrs import evolve
 
 from helpers.plan_table import PLANS
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 MODELS = Path(__file__).parents[2] / "plans"
 

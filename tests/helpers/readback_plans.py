@@ -11,9 +11,9 @@ import pytest
 from scalec.compiler.emit.readback import check, check_files
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 

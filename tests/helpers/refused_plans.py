@@ -28,11 +28,11 @@ from frontend import (
 from helpers.mistakes import MISTAKES, edited
 from helpers.pipeline_plan import edited as of_pipeline
 from reports import test_code_goldens
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax import diagnostics
 from scalec.compiler.syntax.diagnostics import CODES, Diagnostics, PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 ROOT = Path(scalec.compiler.__path__[0])
 FILES = [

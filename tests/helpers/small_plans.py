@@ -6,8 +6,8 @@ from functools import cache
 from attrs import frozen
 
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 
 DIMS = (
     "vocab = 12  hidden = 4  heads = 4  kv_heads = 2  head_dim = 2  ffn = 8  layers = 2  blocks = 2"

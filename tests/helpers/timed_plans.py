@@ -4,8 +4,8 @@ import pytest
 
 from scalec.compiler.analysis.hardware import Hardware
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 WASTEFUL = "mesh { dp = 64  tp = 8 }  state { zero 1 over dp }  train { recompute = full }"
 """Sections over those of the shipped plan of Llama 3 70B that make it a slow one: there is

@@ -17,9 +17,9 @@ from helpers.oracle.harness import Inputs, imported
 from helpers.oracle.reference import Step, Tensors
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.frontend import resolve
-from scalec.compiler.passes import lower
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import lower
 
 
 def text_of(plan: str, path: str = "tiny.scale") -> str:

@@ -5,8 +5,8 @@ leave no padding.
 from math import prod
 
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 LAYERS, HIDDEN, VOCAB = 5, 8, 16
 TURN = 2 * HIDDEN * HIDDEN  # elements of a layer's two matrices

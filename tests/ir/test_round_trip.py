@@ -19,11 +19,11 @@ from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import lower
 from scalec.testing import plans
 
 SHIPPED = sorted((Path(__file__).parents[2] / "plans").glob("*.scale"))

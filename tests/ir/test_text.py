@@ -21,9 +21,9 @@ from scalec.compiler.ir import Op, Program, Region, Stmt, Value
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.ops import OPS
-from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source, is_ir
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 from scalec.testing import plans
 
 AT_ALL_STAGES = [

@@ -18,8 +18,8 @@ from scalec.compiler.ir import (
     walk,
     walk_regions,
 )
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 8  hidden = 4  blocks = 2  layers = 3 }

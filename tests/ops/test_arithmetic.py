@@ -20,9 +20,9 @@ from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Kind, Program, walk
 from scalec.compiler.ir.placements import ends
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.testing import assert_equal_step
 
 EMITTED = {

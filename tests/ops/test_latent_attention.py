@@ -12,10 +12,10 @@ from scalec.compiler.analysis.flops import cost
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 SP = Case(tp=2, sp=True, model="latent")
 CASES = (

@@ -11,10 +11,10 @@ from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 from scalec.runtime.ops.token_losses import (
     cross_entropy,
     local_softmax_stats,

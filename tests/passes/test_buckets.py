@@ -18,8 +18,8 @@ from helpers.small_plans import HEAD, LLAMA, MLP, START, Plan
 from scalec.compiler.analysis.param_uses import products
 from scalec.compiler.analysis.verifier.buckets import Buckets
 from scalec.compiler.ir import Kind, Program, Region, walk
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 NESTED = f"""{START}
   repeat blocks {{ repeat layers {{ {MLP} }} x = rmsnorm(x, inner[hidden], eps) }}

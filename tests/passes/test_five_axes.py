@@ -12,11 +12,11 @@ from textwrap import dedent
 import pytest
 
 from scalec.compiler.ir import Kind, Op, Program, Type
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 PLANS = Path(__file__).parents[2] / "plans"
 OWN_AXIS = dedent("""

@@ -14,9 +14,9 @@ from scalec.compiler.ops.fused import CONTRACTS, GATES, NORMS
 from scalec.compiler.ops.fused_loss import LINEAR_CROSS_ENTROPY
 from scalec.compiler.ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS, REJOINED
 from scalec.compiler.ops.rope import ROPE_PAIR
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 ONE = Plan(train=FUSED)
 TP = Plan(mesh="tp = 2", shard=NO_DP, train=FUSED)

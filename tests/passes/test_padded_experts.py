@@ -14,10 +14,10 @@ from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.ir import Program, walk
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 PLAN = """\
 model tiny(tokens[batch, seq], labels[batch, seq]) {

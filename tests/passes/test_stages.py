@@ -12,9 +12,9 @@ from helpers.uneven_stages import unlike
 from scalec.compiler.analysis.stage_schedule import estimate_times
 from scalec.compiler.ir import FLOATS, Enter, Op, Pipeline, Program, base, uses, values
 from scalec.compiler.ir.stages import Stage, crossing, groups, stages
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 SKIP = {"  repeat layers": "  skip = x * 2\n  repeat layers"}
 REST = {

@@ -14,8 +14,8 @@ from attrs import frozen
 
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import PASS_NAMES, lower
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import PASS_NAMES, lower
 
 TEXTS = Path(__file__).with_name("texts")
 CASES = sorted(path.name for path in TEXTS.glob("*.ir"))

@@ -10,9 +10,9 @@ from attrs import evolve
 from helpers.plan_table import PLANS
 from scalec.compiler.ir import Op, Program, Region, Stmt
 from scalec.compiler.ir.placements import coercion, coercion_of, ends
-from scalec.compiler.passes import PASS_NAMES, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
+from scalec.compiler.tuning.lowering import PASS_NAMES, lower
 
 TP = "data, tensor"
 SP = "data, tensor, sequence"

@@ -18,7 +18,6 @@ from helpers.small_plans import DIMS, HEAD, LLAMA, START, Plan
 from scalec.compiler.analysis.certificate import Proof
 from scalec.compiler.ir import Op, Program, Region, Stmt
 from scalec.compiler.ir.placements import coercion_of
-from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.proof.interpreter import Interpreter
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import BOUND, Case, UnequalError, anew, case_of, prove, unequal
@@ -28,6 +27,7 @@ from scalec.compiler.proof.tensors import Tensor
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 from scalec.testing.float64 import Reals
 
 ROOT = Path(__file__).parents[2]

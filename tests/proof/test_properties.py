@@ -9,7 +9,6 @@ from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof.interpreter import Interpreter, ShapeError
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of, differences
@@ -19,6 +18,7 @@ from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Numbers
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 from scalec.testing import plans
 from scalec.testing.audit.mutants import mutants
 from scalec.testing.audit.mutants.faults import FAULTS

@@ -16,12 +16,12 @@ from helpers.small_plans import Plan
 from scalec.compiler.ir import REPLICATED, Program, sharded
 from scalec.compiler.ops import messages
 from scalec.compiler.ops.ring_attention import hops
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.proof.semantics import MEANINGS
 from scalec.compiler.proof.semantics.call import Call
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import Array, Tensor
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.testing.float64 import Reals
 
 PRIME, BASE, CHUNK = 2**31 - 1, 7, 3

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from helpers.proof_pipelines import compiled, piped
 from helpers.schedules.samples import shuffled
 from scalec.compiler.ir import MICROBATCHES, Pipeline, Program
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import BOUND, Case, case_of, prove
 from scalec.compiler.proof.small_sizes import meshes
@@ -26,6 +25,7 @@ from scalec.compiler.schedules.csv_file import csv
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.rescale import resize
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 from scalec.testing.audit import Bench
 from scalec.testing.audit.mutants import row_mutants
 from scalec.testing.audit.mutants.rows import EVALUATED, FAMILIES, FREED

@@ -10,11 +10,11 @@ from scalec.compiler.cli.compile import DTENSOR
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
 from scalec.compiler.syntax.diagnostics import CODES, PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 TEXTS: dict[str, Any] = texts()
 PLAN: str = TEXTS.pop("plan")

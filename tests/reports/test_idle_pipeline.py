@@ -2,10 +2,10 @@
 
 import pytest
 
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.idle_pipeline import ENOUGH, bubble, idle_pipeline
 from scalec.compiler.syntax.diagnostics import Diagnostic
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """
 model m(tokens[batch, seq], labels[batch, seq]) {

@@ -14,9 +14,9 @@ import pytest
 
 from scalec.compiler.cli import main
 from scalec.compiler.ir import Program, uses
-from scalec.compiler.passes import PASS_NAMES, compile_plan
 from scalec.compiler.reports.ir_graph import ir_graph, print_graph
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 TINY = PLANS / "tiny_llama.scale"

@@ -10,11 +10,11 @@ from helpers.memory_plans import texts
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.analysis.memory.account import over_microbatch
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.explain import memory
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.testing.random_plans import drafts
 
 ROOT = Path(__file__).parents[2]

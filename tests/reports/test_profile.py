@@ -10,8 +10,8 @@ import pytest
 from scalec.compiler import cli
 from scalec.compiler.analysis.time import get_expected_report
 from scalec.compiler.analysis.time.profile import ELSEWHERE, KINDS, beside, ranks_at, read_profile
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.published import BEST, get_warning
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from scalec.compiler.passes import lower
 from scalec.compiler.reports.value import explain_value, names_of
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import lower
 from scalec.testing.random_plans import drafts
 from scalec.tools.language_server.diagnose import get_shown_diagnostics
 from scalec.tools.language_server.document import compile_document, parse_document

@@ -18,10 +18,10 @@ from scalec.compiler.analysis.time.clocks import StepTime, nothing
 from scalec.compiler.analysis.time.op_rows import OpRow
 from scalec.compiler.analysis.time.report import Neighbour, Report, Room
 from scalec.compiler.cli import main
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.time import time
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 LLAMA = str(PLANS / "llama3_70b.scale")

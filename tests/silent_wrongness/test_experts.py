@@ -9,8 +9,8 @@ import pytest
 from helpers.planted_defects import TEXTS, Defect, parameters, refusal, results_of
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 MADE = (
     "g_layers_matrices.1: f64[flat_layers_matrices@ep] = coerce(g_layers_matrices) <axes=[dp],"

@@ -13,8 +13,8 @@ from helpers.planted_defects import TEXTS, Defect, lowered, parameters, refusal,
 from helpers.small_plans import Plan
 from scalec.compiler.ir import Kind, Op, placements
 from scalec.compiler.ops import OPS, TypingError
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.testing.audit.mutants.edits import instead, replaced
 
 NORMS = "g_vectors.1: f64[flat_vectors] = coerce(g_vectors) <axes=[dp, tp], from=P, to=I>"

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from helpers.edited_text import replaced
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.fixes import ROWS, fixes
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 RIGHT = load(Path(__file__).parents[2] / "examples" / "06_mlp.scale")
 

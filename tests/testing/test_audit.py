@@ -18,13 +18,13 @@ import pytest
 from helpers.plan_table import PLANS
 from helpers.proof_pipelines import piped
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import case_of
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Array, Tensor
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 from scalec.testing.audit import Audit, Bench, Fate, Verdict, audit
 from scalec.testing.audit import evaluate as audited
 from scalec.testing.audit.mutants import FAMILIES, Mutant, mutants

@@ -24,14 +24,14 @@ from ...compiler.frontend import resolve
 from ...compiler.frontend.load_plan import open_used_file
 from ...compiler.frontend.validate import validate
 from ...compiler.ir import Op, Program
-from ...compiler.passes import lower
-from ...compiler.passes.look_ahead import look_ahead
 from ...compiler.reports.lints import advice
 from ...compiler.syntax import tree
 from ...compiler.syntax.diagnostics import Diagnostic, PlanError
 from ...compiler.syntax.limits import Reader, load
 from ...compiler.syntax.parser import parse_with_mistakes
 from ...compiler.syntax.source import Source, Span, is_ir
+from ...compiler.tuning.look_ahead import look_ahead
+from ...compiler.tuning.lowering import lower
 from .mentions import Mention, mentions
 from .moved import TextChange
 from .sent import Ranks, get_collectives_by_rank

@@ -15,11 +15,11 @@ from ...compiler.cli.plans import run_of
 from ...compiler.frontend import resolve
 from ...compiler.frontend.load_plan import gather
 from ...compiler.ir import Program
-from ...compiler.passes import lower
 from ...compiler.syntax import tree
 from ...compiler.syntax.diagnostics import Diagnostics, PlanError
 from ...compiler.syntax.limits import load
 from ...compiler.syntax.source import Source
+from ...compiler.tuning.lowering import lower
 from ..planner.plan_text import get_path_from
 
 BYTES = 256

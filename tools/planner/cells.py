@@ -12,18 +12,16 @@ from functools import partial
 import numpy as np
 from attrs import astuple, evolve, fields, frozen
 
-from ...compiler.analysis.memory import account
 from ...compiler.analysis.memory.aliasing import Storages
 from ...compiler.analysis.memory.liveness import get_put_off_sizes, is_put_off
 from ...compiler.analysis.time.prices import Prices, prices
 from ...compiler.analysis.time.timeline import seconds_of
-from ...compiler.frontend import resolve
 from ...compiler.ir import ITEM_BYTES, Enter, Op, Program, Region, Stmt, walk
-from ...compiler.passes import lower_unchecked
 from ...compiler.syntax.diagnostics import PlanError
+from ...compiler.tuning.variant import Variant
 from .choice import FULL, HALF, NONE, RECOMPUTE, Choice
 from .facts import Facts, Goal
-from .plan_text import ModelFile, plan
+from .plan_text import ModelFile, make_plan_variant
 from .space import Column, Space, to_choice
 from .two_processes import in_two
 
@@ -64,11 +62,11 @@ def cell(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Cell:
     """The cell of a choice.  Raises PlanError."""
     alone = evolve(choice, pp=1, dp=1, zero=0, schedule="", chunks=1, prefetch=1)
     small = evolve(goal, gpus=alone.gpus, global_batch=alone.replicas * alone.microbatch)
-    *_, program = lower_unchecked(resolve(plan(file, facts, small, alone)))
-    return _to_cell(program, facts, goal)
+    return _to_cell(make_plan_variant(file, facts, small, alone), facts, goal)
 
 
-def _to_cell(program: Program, facts: Facts, goal: Goal) -> Cell:
+def _to_cell(variant: Variant, facts: Facts, goal: Goal) -> Cell:
+    program, memory = variant.last, variant.memory
     op_prices, layers = prices(program, goal.hardware), facts.layers
     seconds = partial(seconds_of, program, goal.hardware, op_prices)
     repeats, before, after = _sides(program.forward.body)
@@ -80,7 +78,6 @@ def _to_cell(program: Program, facts: Facts, goal: Goal) -> Cell:
             backward.append(stmt)
     backward_repeats, late, early = _sides(backward)
     layer_ops = {id(op) for region in repeats for op in walk(region.body)}
-    memory = account(program)
     kept = sum(tensor.total for tensor in memory.kept if id(tensor.op) in layer_ops)
     return Cell(
         forward=seconds(repeats) / layers,

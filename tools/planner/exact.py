@@ -7,20 +7,19 @@ from math import inf
 
 from attrs import evolve, field, frozen
 
-from ...compiler.analysis.memory import account, capacity, need_range
+from ...compiler.analysis.memory import capacity, need_range
 from ...compiler.analysis.time import operations
 from ...compiler.analysis.time.clocks import BUBBLE
 from ...compiler.analysis.time.prices import EXPOSED
 from ...compiler.analysis.time.report import FULL
-from ...compiler.analysis.time.step import step_time
-from ...compiler.frontend import resolve
-from ...compiler.ir import PRECISIONS, Program
-from ...compiler.passes import lower, lower_unchecked
+from ...compiler.ir import PRECISIONS
 from ...compiler.proof import Case, verify_alike
 from ...compiler.syntax.diagnostics import PlanError
+from ...compiler.tuning.lowering import lower
+from ...compiler.tuning.variant import Variant
 from .choice import Choice
 from .facts import Facts, Goal
-from .plan_text import ModelFile, plan
+from .plan_text import ModelFile, make_plan_variant
 
 
 @frozen
@@ -95,10 +94,9 @@ class Unpriced:
 def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Priced | Unpriced:
     """A choice compiled, unchecked."""
     try:
-        *_, program = lower_unchecked(resolve(plan(file, facts, goal, choice)))
+        return _to_priced(goal, choice, make_plan_variant(file, facts, goal, choice))
     except PlanError as error:
         return _to_unpriced(choice, error)
-    return _to_priced(goal, choice, program)
 
 
 def prove(
@@ -110,7 +108,7 @@ def prove(
     results, cases = list[Priced | Unpriced](), list[list[Case]]()
     for candidate in priced:
         try:
-            model = resolve(plan(file, facts, goal, candidate.choice))
+            model = make_plan_variant(file, facts, goal, candidate.choice).program
             verify_alike(lower(model), model, cases)
             results.append(evolve(candidate, proved=True))
         except PlanError as error:
@@ -123,12 +121,13 @@ def _to_unpriced(choice: Choice, error: PlanError) -> Unpriced:
     return Unpriced(choice, f"{first.code}: {first.message}")
 
 
-def _to_priced(goal: Goal, choice: Choice, program: Program) -> Priced:
-    memory, room, train = account(program), capacity(program), program.train
+def _to_priced(goal: Goal, choice: Choice, variant: Variant) -> Priced:
+    program, memory = variant.last, variant.memory
+    room, train = capacity(program), program.train
     needs, need = memory.needs, need_range(program, memory)
     if need.lacks(room):
         return Priced(choice, inf, {}, 0.0, 0.0, needs, room, ends=(need.low, need.high))
-    step = step_time(program, goal.hardware)
+    step = variant.get_step_time(goal.hardware)
     peak = goal.hardware.peak_rate(PRECISIONS[train.precision]) * goal.gpus * step.seconds
     return Priced(
         choice,

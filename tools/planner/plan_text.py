@@ -1,4 +1,5 @@
-"""The text of a plan for a choice, and the file of its model, or of a plan that uses a model.
+"""The plan for a choice, as text and as a variant; the file of its model, or of a plan that uses a
+model.
 
 All plans of a model have the parts of the file's text that no choice sets.
 """
@@ -10,10 +11,13 @@ from pathlib import Path
 
 from attrs import frozen
 
+from ...compiler.frontend import resolve
 from ...compiler.syntax import tree
 from ...compiler.syntax.package_data import SHIPPED, folder
 from ...compiler.syntax.parser import parse_plan
 from ...compiler.syntax.source import Source, Span
+from ...compiler.tuning.lowering import make_variant
+from ...compiler.tuning.variant import Variant
 from .choice import CHUNKED, FULL, HALF, NONE, REGATHER, SELECTIVE, Choice
 from .facts import Facts, Goal
 from .space import is_near
@@ -174,6 +178,11 @@ def plan(
         "train": _train(file, goal, choice, _recomputation(facts, choice)),
     }
     return _source(file, parts, notes or {}, folder)
+
+
+def make_plan_variant(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Variant:
+    """The plan for a choice, not lowered yet.  Raises PlanError."""
+    return make_variant(resolve(plan(file, facts, goal, choice)))
 
 
 def _source(

@@ -3,10 +3,10 @@
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from ...compiler.cli.advice import make_report_with_advice
 from ...compiler.cli.command import PLAN, Command, file_path, plan_path, verify_arguments
 from ...compiler.cli.compile import load
 from ...compiler.cli.output import UsageError, put
+from ...compiler.tuning.advice import make_report_with_advice
 from . import MARK, Subject
 from . import report as page_of
 

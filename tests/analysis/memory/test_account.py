@@ -17,10 +17,10 @@ from scalec.compiler.emit import emit
 from scalec.compiler.ir import Op, Program, Region
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.explain import memory
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[3] / "plans"
 

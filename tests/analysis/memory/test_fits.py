@@ -13,16 +13,16 @@ from scalec.compiler.analysis.hardware.files import FOLDER
 from scalec.compiler.analysis.memory import account, accounts, capacity, fits
 from scalec.compiler.analysis.memory.reserve import communicators
 from scalec.compiler.cli import main
-from scalec.compiler.cli.remedies import too_large
 from scalec.compiler.config.gpus import GIB, GPUS, MIB
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.syntax.diagnostics import Diagnostic
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
+from scalec.compiler.tuning.remedies import too_large
 
 T4 = FOLDER / "gpus" / "t4.toml"
 PLANS = Path(__file__).parents[3] / "plans"

@@ -10,8 +10,8 @@ import pytest
 from scalec.compiler import cli
 from scalec.compiler.analysis.memory import account, at_loads
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 8  hidden = 64  experts = 8  expert_ffn = 64  layers = 4 }

@@ -12,9 +12,9 @@ from scalec.compiler.analysis.memory.reserve import communicators
 from scalec.compiler.cli import main
 from scalec.compiler.config.gpus import GIB, GPUS, MIB
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.explain import memory
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[3] / "plans"
 

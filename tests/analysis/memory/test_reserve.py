@@ -8,8 +8,8 @@ from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.analysis.memory import account, reserve
 from scalec.compiler.cli import main
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
 from scalec.runtime.debug import twice
 

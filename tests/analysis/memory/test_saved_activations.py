@@ -18,8 +18,8 @@ from scalec.compiler.analysis.memory import Account
 from scalec.compiler.analysis.memory.account import accounts_of
 from scalec.compiler.ir import SEQUENCE, walk
 from scalec.compiler.ops import OPS
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 TEXTS = dict(texts())
 SLICES = {"fused, every op, fp32", "fused, every op, bf16"}

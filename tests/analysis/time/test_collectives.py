@@ -10,8 +10,8 @@ from attrs import evolve
 from scalec.compiler.analysis.hardware import find_shipped_gpu
 from scalec.compiler.analysis.time.collectives import Group, get_collective_seconds
 from scalec.compiler.analysis.time.step import step_time
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[3] / "plans"
 

@@ -26,9 +26,9 @@ from scalec.compiler.analysis.time.profile import KINDS, Profile, Seconds, besid
 from scalec.compiler.analysis.time.report import report
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.profile import explain_fit
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[3] / "plans"
 

@@ -19,8 +19,8 @@ from scalec.compiler.analysis.time.prices import Price, prices
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.analysis.time.timeline import Walk
 from scalec.compiler.ir import Op, Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[3] / "plans"
 

@@ -8,9 +8,9 @@ from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.time.op_rows import op_rows, op_seconds
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import MICROBATCHES
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[3] / "plans"
 

@@ -38,8 +38,8 @@ from scalec.compiler.analysis.time.step import step_time, times_by_load
 from scalec.compiler.ir import Program, Region, Stmt
 from scalec.compiler.ops import OPS
 from scalec.compiler.ops.saved_tensors import Local
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[3] / "plans"
 

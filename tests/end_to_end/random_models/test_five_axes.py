@@ -13,10 +13,10 @@ from helpers.random_models.five_axes import plans
 from scalec.compiler.emit import emit
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 PLANS, MORE = 8, 150
 """So many, and with `--long` so many more."""

@@ -9,9 +9,9 @@ import pytest
 from helpers.oracle.compare import assert_same
 from helpers.random_models.draws import DRAWS, covering, drawn, table, words
 from helpers.random_models.trials import Trial
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 
 pytestmark = pytest.mark.xdist_group("random numbers")  # one process draws the sample
 

@@ -21,11 +21,11 @@ from scalec.compiler.emit.model_classes import model_classes
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 from scalec.runtime.checkpoint.hf_weights import HFWeight
 from scalec.tools.formatter import format_plan
 

@@ -9,10 +9,10 @@ import pytest
 from helpers.oracle.compare import assert_same
 from helpers.random_models.trials import Trial
 from helpers.unary_ops import UNARY, goes_over_one, written
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 
 LINE = "x = x + {call} @ v_{name}[ffn -> hidden]"
 PLAN = """model unary(tokens[batch, seq], labels[batch, seq]) bidirectional {

@@ -26,8 +26,8 @@ from scalec.compiler.emit.train_py import program_files
 from scalec.compiler.frontend import resolve
 from scalec.compiler.frontend.loss_chunking import logits_for
 from scalec.compiler.ir import Program, Region
-from scalec.compiler.passes import lower
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import lower
 from scalec.runtime import Batch, Experts, Mesh
 from scalec.runtime.comm import experts
 from scalec.runtime.comm.experts import ExpertRows, Order, Places

@@ -21,8 +21,8 @@ from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import ROWS, SEQ, Case, plan_text
 from helpers.oracle.reference import BIAS, Step, Tensors
 from scalec.compiler.emit import emit
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Batch, Mesh
 from scalec.runtime.state.shards import Box, whole
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from scalec.compiler.ir import Program
 from scalec.compiler.ops import OPS, OpDef
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax import tree
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.testing import plans
 from scalec.testing.random_plans import drafts
 

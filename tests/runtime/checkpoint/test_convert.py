@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh, RunError
 from scalec.runtime.checkpoint import convert, saver
 from scalec.runtime.checkpoint.files import Disk

@@ -10,9 +10,9 @@ import pytest
 
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.emit.plan_json import plan_json
-from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof.recorded.plan import get_expected_calls, peers
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, lower
 from scalec.runtime.train.watchdog.call_order import get_planned_calls
 from scalec.runtime.train.watchdog.verdict import members
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from helpers.forked_ranks import plain_groups, run_ranks
 from scalec.compiler.emit import emit
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
 from scalec.runtime.comm.collectives import all_reduce_
 from scalec.runtime.comm.store import job_store

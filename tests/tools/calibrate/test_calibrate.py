@@ -13,8 +13,8 @@ import torch
 
 from helpers.forked_ranks import plain_groups, run_ranks
 from scalec.compiler.analysis.hardware import Hardware, load
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.tools.calibrate import calls, clock
 from scalec.tools.calibrate.__main__ import main
 from scalec.tools.calibrate.clock import Clock

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.tools.calibrate import clock, host
 from scalec.tools.calibrate.clock import Clock
 from scalec.tools.calibrate.host_steps import host_steps

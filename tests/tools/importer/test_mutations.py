@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from helpers.published_configs import PUBLISHED
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.tools.importer import import_config
 
 EACH = 30

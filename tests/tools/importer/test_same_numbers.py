@@ -18,8 +18,8 @@ from helpers import hf_models
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from scalec.compiler.analysis.communication import parameter_count
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint.hf_weights import Reader
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.cli import main
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.tools.new.command import Machine
 
 

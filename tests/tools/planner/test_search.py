@@ -16,16 +16,16 @@ from scalec.compiler.analysis.hardware import find_shipped_gpu
 from scalec.compiler.analysis.memory import account, need_range
 from scalec.compiler.config.gpus import GIB
 from scalec.compiler.frontend import resolve
-from scalec.compiler.passes import compile_plan, lower_unchecked
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan, make_variant
 from scalec.tools.planner import find_plans
 from scalec.tools.planner.cells import cell_columns
 from scalec.tools.planner.choice import Choice
 from scalec.tools.planner.estimate import estimate
 from scalec.tools.planner.exact import Priced, Unpriced, _to_priced, price
 from scalec.tools.planner.facts import Facts, Goal
-from scalec.tools.planner.plan_text import ModelFile, bare_plan, plan
+from scalec.tools.planner.plan_text import ModelFile, bare_plan, make_plan_variant, plan
 from scalec.tools.planner.report import Planned, print_plans
 from scalec.tools.planner.search import SearchResult, search
 from scalec.tools.planner.space import Space, divisors, space
@@ -272,12 +272,12 @@ def test_a_plan_that_may_fit_has_a_time() -> None:
     """
     file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
     choice = Choice(dp=64, zero=3, recompute="full")
-    *_, program = lower_unchecked(resolve(plan(file, facts, goal, choice)))
+    program = make_plan_variant(file, facts, goal, choice).last
     counted = account(program)
     low = need_range(program, counted).low
     rooms = (counted.needs * 2, counted.needs - 1, low - 1)
     sized = [evolve(program, cluster=evolve(program.cluster, memory=room)) for room in rooms]
-    plenty, tight, short = (_to_priced(goal, choice, it) for it in sized)
+    plenty, tight, short = (_to_priced(goal, choice, make_variant(it)) for it in sized)
     assert plenty.fits
     assert tight.may_fit
     assert tight.seconds == plenty.seconds

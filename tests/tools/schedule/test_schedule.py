@@ -15,13 +15,13 @@ import pytest
 
 from scalec.compiler import cli
 from scalec.compiler.analysis.stage_schedule import estimate_times
-from scalec.compiler.passes import compile_plan
 from scalec.compiler.schedules.actions import ScheduleError, Work
 from scalec.compiler.schedules.csv_file import parse_csv
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Slot, Times, simulate
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import compile_plan
 from scalec.tools.drawing import Canvas
 from scalec.tools.schedule.figures import FORMULAS, figures, find_formula
 from scalec.tools.schedule.picture import HUES, Picture, label, picture, terminal_colour, ticks

@@ -8,25 +8,24 @@ the best change is tried with others on top of it.
 from collections.abc import Iterator
 from math import inf
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from ..analysis.elastic import smallest
-from ..analysis.memory import account, capacity, fits
+from ..analysis.memory import account, capacity
 from ..analysis.memory import too_large as warning
 from ..config.gpus import GIB
 from ..config.settings import AUTO
 from ..ir import Program
 from ..syntax.diagnostics import Diagnostic
 from ..syntax.source import Source, is_ir
-from .neighbours import (
-    Change,
-    ChangedPlan,
-    compile_with_changes,
+from .changes import (
+    make_changed_variant,
     more_recomputation,
     more_sharding,
     more_stages,
     smaller_microbatches,
 )
+from .lowering import make_variant
+from .variant import Change
 
 ELSE = "shard parameters over more ranks, as `vocab, heads, ffn over tp` does, or shorten `seq`"
 
@@ -43,52 +42,53 @@ def too_large(program: Program, model: Program, source: Source) -> Diagnostic | 
     `model` is the program before any placement.  An elastic plan is taken at its least size, where
     a rank needs most.
     """
-    least = smallest(program)
-    memory = account(least)
-    if fits(least, memory) is not False:
+    variant = make_variant(program)
+    if variant.fits is not False:
         return None
-    unchanged = _Remedy(ChangedPlan((), model, program), memory.needs, fits=False)
-    return warning(least, memory, _help(unchanged, source))
+    help = ELSE
+    if not is_ir(source.text):
+        unchanged = _Remedy((), model, variant.memory.needs, fits=False)
+        help = _help(unchanged, _bound(program), source)
+    return warning(variant.least, variant.memory, help)
 
 
 @frozen
 class _Remedy:
-    """A plan with some changes, and the bytes that a rank of it needs."""
+    """Changes of a plan, the program before any placement, and the bytes that a rank needs then."""
 
-    plan: ChangedPlan
+    changes: tuple[Change, ...]
+    model: Program
     needs: float
     fits: bool
 
     def __str__(self) -> str:
-        changes = " with ".join(f"`{change}`" for change in self.plan.changes)
+        changes = " with ".join(f"`{change}`" for change in self.changes)
         verdict = ", which fits" if self.fits else ""
         return f"{changes} needs {self.needs / GIB:,.1f} GiB{verdict}"
 
     def with_change(self, change: Change, source: Source) -> "_Remedy | None":
         """This one and a change more; None where that makes no plan."""
-        plan = compile_with_changes(source, (*self.plan.changes, change))
-        if plan is None:
+        variant = make_changed_variant(source, (*self.changes, change))
+        if variant is None:
             return None
-        memory = account(smallest(plan.program))
-        return _Remedy(plan, memory.needs, bool(fits(plan.program, memory)))
+        needs, fits = variant.memory.needs, bool(variant.fits)
+        return _Remedy(variant.changes, variant.program, needs, fits)
 
 
-def _help(current: _Remedy, source: Source) -> str:
+def _help(unchanged: _Remedy, bound: Change | None, source: Source) -> str:
     """Each kind of change by itself, the best first; if none is enough, the best with more on
     top.
     """
-    if is_ir(source.text):
-        return ELSE
-    together, bound = current, _bound(current)
+    together = unchanged
     if bound:
-        remedy = current.with_change(bound, source)
+        remedy = unchanged.with_change(bound, source)
         if remedy:
             return str(remedy)
-        together = evolve(current, plan=evolve(current.plan, changes=(bound,)), needs=inf)
+        together = _Remedy((bound,), unchanged.model, inf, fits=False)
     remedies = alone = _best(together, source)
     while remedies:
         together = remedies[0]
-        enough = together.fits or len(together.plan.changes) == DEEPEST
+        enough = together.fits or len(together.changes) == DEEPEST
         remedies = [] if enough else _best(together, source)
     lines = [str(remedy) for remedy in (*alone, together)] if alone else []
     return "\n".join(dict.fromkeys(lines if together.fits else [*lines, ELSE]))
@@ -98,7 +98,7 @@ def _best(current: _Remedy, source: Source) -> list[_Remedy]:
     """The best of each kind of change, best first; more stages, whose rows take long, if
     nothing else is enough.
     """
-    model = current.plan.model
+    model = current.model
     remedies = list[_Remedy]()
     for changes in (
         more_recomputation(model),
@@ -125,16 +125,16 @@ def _mildest(current: _Remedy, changes: Iterator[Change], source: Source) -> lis
     return [min(tried, key=lambda remedy: remedy.needs)] if tried else []
 
 
-def _bound(current: _Remedy) -> Change | None:
+def _bound(program: Program) -> Change | None:
     """The setting that keeps rows of a pipeline within the GPU's memory, where the compiler makes
     them: without it, the compiler makes the fastest rows.
 
     The compiler sees early, before it looks for rows, that a plan can have no such rows.
     """
-    pipeline, room = current.plan.model.pipeline, capacity(current.plan.program)
+    pipeline, room = program.pipeline, capacity(program)
     if not pipeline or pipeline.settings.schedule.kind != AUTO or room is None:
         return None
     chunks = pipeline.settings.schedule.chunks
     prefix = f"chunks={chunks}, " if chunks else ""
-    most = (room - account(current.plan.program).reserve) // GIB
+    most = (room - account(program).reserve) // GIB
     return Change("pipeline", f"schedule = auto({prefix}memory={most}GiB)")

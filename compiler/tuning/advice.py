@@ -10,17 +10,16 @@ from itertools import chain
 from attrs import evolve, frozen
 
 from ..analysis.time.report import Neighbour, Report, Room, room
-from ..analysis.time.step import step_time
 from ..ir import Program
 from ..syntax.source import Source
-from .neighbours import (
-    Change,
-    ChangedPlan,
-    compile_with_changes,
+from .changes import (
+    get_sections,
+    make_changed_variant,
     more_sharding,
     neighbours,
     smaller_microbatches,
 )
+from .variant import Change, Variant
 
 WORTH = 0.005
 """The least part of a step that a change must save."""
@@ -37,17 +36,19 @@ def make_report_with_advice(report: Report, model: Program, source: Source) -> R
     large = [candidate for candidate in candidates if candidate.room.lacks]
     large.sort(key=lambda candidate: candidate.seconds)
     for candidate in large[:COMBINED]:
-        plan = candidate.plan
-        savings = chain(more_sharding(plan.model), smaller_microbatches(plan.model))
-        changes = ([*plan.changes, saving] for saving in savings)
-        fitting = [combined for combined in _worth(report, source, changes) if combined.room.fits]
+        model, large_changes = candidate.variant.program, candidate.variant.changes
+        savings = chain(more_sharding(model), smaller_microbatches(model))
+        more_changes = ([*large_changes, saving] for saving in savings)
+        combinations = _worth(report, source, more_changes)
+        fitting = [combined for combined in combinations if combined.room.fits]
         if fitting:
             candidates.append(min(fitting, key=lambda combined: combined.seconds))
     candidates.sort(key=lambda candidate: candidate.seconds)
     better = list[Neighbour]()
     for candidate in candidates:
-        sections, words = candidate.plan.sections, str(candidate.plan)
-        better.append(Neighbour(sections, words, candidate.seconds, candidate.room))
+        changes = candidate.variant.changes
+        words = " with ".join(map(str, changes))
+        better.append(Neighbour(get_sections(changes), words, candidate.seconds, candidate.room))
     return evolve(report, neighbours=tuple(better))
 
 
@@ -55,7 +56,7 @@ def make_report_with_advice(report: Report, model: Program, source: Source) -> R
 class _Candidate:
     """A plan with changes, its seconds and its memory."""
 
-    plan: ChangedPlan
+    variant: Variant
     seconds: float
     room: Room
 
@@ -65,13 +66,13 @@ def _worth(
 ) -> Iterator[_Candidate]:
     """The plans that are worth a look: faster ones, and ones that fit where the plan does not."""
     for changes in candidates:
-        plan = compile_with_changes(source, changes)
-        if not plan:
+        variant = make_changed_variant(source, changes)
+        if not variant:
             continue
-        seconds = step_time(plan.program, report.on).seconds
+        seconds = variant.get_step_time(report.on).seconds
         is_faster = seconds < (1 - WORTH) * report.step.seconds
         # counting memory takes long: not where it decides nothing
         if is_faster or report.room.lacks:
-            candidate = _Candidate(plan, seconds, room(plan.program))
+            candidate = _Candidate(variant, seconds, room(variant.last))
             if is_faster or candidate.room.fits:
                 yield candidate

@@ -9,33 +9,35 @@ from math import inf
 
 from attrs import evolve
 
-from ..analysis.memory import memory_budget
-from ..analysis.stage_schedule import check_few_forwards, estimate_times, placements
-from ..config.settings import AUTO, ON, Size
-from ..ir import MICROBATCHES, Pipeline, Program
-from ..schedules.actions import ScheduleError
-from ..schedules.activation_memory import MemoryBudget
-from ..schedules.feasibility import Task
-from ..schedules.list_scheduling import demand_memory, fastest
-from ..schedules.timeline import Times
-from ..syntax.diagnostics import PlanError
-from .bucket_params import fuse_buckets
-from .schedule_pipeline import impossible, sum_over_stages
+from ...analysis.memory import memory_budget
+from ...analysis.stage_schedule import check_few_forwards, estimate_times, placements
+from ...config.settings import AUTO, ON, Size
+from ...ir import MICROBATCHES, Pipeline, Program
+from ...passes.bucket_params import fuse_buckets
+from ...passes.schedule_pipeline import impossible, sum_over_stages
+from ...schedules.actions import ScheduleError
+from ...schedules.activation_memory import MemoryBudget
+from ...schedules.feasibility import Task
+from ...schedules.list_scheduling import demand_memory, fastest
+from ...schedules.timeline import Times
+from ...syntax.diagnostics import PlanError
+from ..variant import Variant
 
 
-def place_stages(program: Program) -> Program:
-    """The program with rows for its stages, if the plan leaves them to the compiler.
+def place_stages(plan: Variant) -> Variant:
+    """The variant with rows for its stages, if the plan leaves them to the compiler.
 
     Raises PlanError.
     """
-    pipeline = program.pipeline
+    program, pipeline = plan.program, plan.program.pipeline
     if not pipeline or pipeline.rows or pipeline.settings.schedule.kind != AUTO:
-        return program
+        return plan
     try:
         rows = fastest(_tasks(program, pipeline), splits=program.train.compile != ON)
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
-    return evolve(program, pipeline=evolve(pipeline, stage_to_rank=rows.stage_to_rank, rows=rows))
+    placed = evolve(pipeline, stage_to_rank=rows.stage_to_rank, rows=rows)
+    return plan.with_program(evolve(program, pipeline=placed))
 
 
 def demand_microbatches(program: Program, pipeline: Pipeline) -> None:
@@ -89,12 +91,12 @@ def _task(program: Program, pipeline: Pipeline) -> Task:
 
 def _times(step: Program, pipeline: Pipeline) -> Times:
     """The seconds of stages, or where nobody knows the cluster's GPU, their operations."""
-    from ..analysis.hardware import hardware
+    from ...analysis.hardware import hardware
 
     gpu = hardware(step)
     if not gpu:
         return estimate_times(step, pipeline)
-    from ..analysis.stage_times import stage_times  # a plan without a cluster does without
+    from ...analysis.stage_times import stage_times  # a plan without a cluster does without
 
     return stage_times(step, pipeline, gpu)
 

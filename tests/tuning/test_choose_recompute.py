@@ -14,10 +14,10 @@ from scalec.compiler.config.settings import Selection
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.reports.summary import recomputation
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 
 PLANS = Path(__file__).parents[2] / "plans"
 NAMES = ("mixtral_8x7b", "qwen3_8b")

@@ -1,5 +1,5 @@
-"""Plans that differ from another in a few settings: lists the changes, and compiles such a plan
-without a proof.
+"""Changes of a plan's text: lists the changes of one setting, and makes the variant of a plan with
+some of them.
 
 Non-goals: which change is worth it (`remedies`, `advice`).
 """
@@ -7,7 +7,7 @@ Non-goals: which change is worth it (`remedies`, `advice`).
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice, permutations
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ..analysis.context_parallel import STRATEGIES
 from ..analysis.memory import capacity
@@ -17,9 +17,10 @@ from ..config.settings import AUTO, CHUNK, ON, SAVE, TORCH, TRITON
 from ..frontend import resolve
 from ..ir import BATCH, DATA_DIMS, SEQUENCE, Claim, Program, StateAxes, regions_in, walk_regions
 from ..ir.printer import how_claimed
-from ..passes import lower_unchecked
 from ..syntax.diagnostics import PlanError
 from ..syntax.source import Source
+from .lowering import make_variant
+from .variant import Change, Variant
 
 TENSORS = 0.85
 """The part of a GPU's memory for tensors that leaves it with room to spare."""
@@ -39,49 +40,20 @@ BUCKETS = ("32MiB", "128MiB", "512MiB")
 """The sizes of buckets that are worth a comparison."""
 
 
-@frozen
-class Change:
-    """A section of a plan and its settings; `told` is shorter, where they are long."""
-
-    section: str
-    content: str
-    summary: str = ""
-
-    def __str__(self) -> str:
-        return self.summary or f"{self.section} {{ {self.content} }}"
-
-
-@frozen
-class ChangedPlan:
-    """A plan with some changes: resolved, and after the last pass."""
-
-    changes: tuple[Change, ...]
-    model: Program
-    program: Program
-
-    def __str__(self) -> str:
-        return " with ".join(map(str, self.changes))
-
-    @property
-    def sections(self) -> dict[str, str]:
-        """The sections that override sections of the plan."""
-        return _sections(self.changes)
-
-
-def compile_with_changes(source: Source, changes: Sequence[Change]) -> ChangedPlan | None:
+def make_changed_variant(source: Source, changes: Sequence[Change]) -> Variant | None:
     """A plan with some changes; None where they make no plan."""
-    sections = _sections(changes).items()
+    sections = get_sections(changes).items()
     text = "\n".join(f"{section} {{ {content} }}" for section, content in sections)
     try:
         model = resolve(source, Source("changes", text))
-        *_, program = lower_unchecked(model)
     except PlanError:
         return None
-    return ChangedPlan(tuple(changes), model, program)
+    variant = make_variant(model, changes)
+    return variant if variant.is_plan else None
 
 
-def _sections(changes: Sequence[Change]) -> dict[str, str]:
-    """The contents of sections, by name."""
+def get_sections(changes: Sequence[Change]) -> dict[str, str]:
+    """The contents of the sections that override sections of the plan, by name."""
     contents = dict[str, str]()
     for change in changes:
         if change.section in contents:

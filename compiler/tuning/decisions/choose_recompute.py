@@ -8,16 +8,17 @@ has them.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Iterable
 
-from attrs import evolve, frozen
+from attrs import evolve
 
-from ..analysis.memory import SAID, account, capacity, why_unknown
-from ..analysis.recompute_cut import Choices, Cut, choices, frontier, least, times
-from ..config.settings import AUTO
-from ..config.units import amount
-from ..ir import Op, Program, ops_in, regions_in, walk_regions
-from ..syntax.diagnostics import wrong
+from ...analysis.memory import SAID, capacity, why_unknown
+from ...analysis.recompute_cut import Choices, Cut, choices, frontier, least, times
+from ...config.settings import AUTO
+from ...config.units import amount
+from ...ir import Op, Program, ops_in, regions_in, walk_regions
+from ...syntax.diagnostics import wrong
+from ..variant import Variant
 
 MOST_NESTED = 16
 """The most ops of a body that are recomputed by themselves: each is a block of Python, which
@@ -27,19 +28,14 @@ nests 20.
 FINER = 4
 """How often a finer cut is looked for between two of which one fits."""
 
-Lowered = Callable[[Program], Program]
 
-
-def choose_recompute(program: Program, lowered: Lowered) -> Program:
-    """The program with its recomputed values; `lowered` gives the program after the last pass.
-
-    Raises PlanError.
-    """
-    if program.train.recompute.word != AUTO or program.recomputed:
-        return program
-    search = _Search(program, lowered, *bound(program))
-    if search.fits(search.nothing):
-        return program
+def choose_recompute(plan: Variant) -> Variant:
+    """The variant with its recomputed values.  Raises PlanError."""
+    if plan.program.train.recompute.word != AUTO or plan.program.recomputed:
+        return plan
+    search = _Search(plan, *bound(plan.program))
+    if search.fits(plan):
+        return plan
     return search.cut() or search.whole_layers()
 
 
@@ -63,61 +59,53 @@ def bound(program: Program) -> tuple[int, bool]:
     return room, False
 
 
-@frozen
-class _Lowered:
-    """A program before and after the last passes, and the bytes that a rank of it needs."""
-
-    program: Program
-    last: Program
-    needs: int
-
-
 class _Search:
-    """Looks for the cut of least time with which a rank needs `most` bytes or less."""
+    """Looks for the cut of least time with which a rank needs `most` bytes or less.
 
-    def __init__(self, program: Program, lowered: Lowered, most: int, tensors: bool) -> None:
-        self._program, self._lowered, self._most, self._tensors = program, lowered, most, tensors
-        self._known: dict[frozenset[str], _Lowered] = {}
-        self.nothing = self._with(program)
+    plan     the variant that recomputes nothing
+    tensors  whether the bytes are for a rank's tensors alone
+    """
 
-    def fits(self, candidate: _Lowered) -> bool:
+    def __init__(self, plan: Variant, most: int, tensors: bool) -> None:
+        self._plan, self._program, self._most, self._tensors = plan, plan.program, most, tensors
+        self._known: dict[frozenset[str], Variant] = {}
+
+    def fits(self, variant: Variant) -> bool:
         """Whether a rank's memory is enough."""
-        return candidate.needs <= self._most
+        return self._needs(variant) <= self._most
 
-    def _with(self, program: Program) -> _Lowered:
-        last = self._lowered(program)
-        memory = account(last)
-        needs = memory.total if self._tensors else memory.needs
-        return _Lowered(program, last, needs)
+    def _needs(self, variant: Variant) -> int:
+        return variant.memory.total if self._tensors else variant.memory.needs
 
-    def _of(self, cut: Cut) -> _Lowered:
+    def _with_recomputed(self, names: Iterable[str]) -> Variant:
+        return self._plan.with_program(evolve(self._program, recomputed=tuple(names)))
+
+    def _of(self, cut: Cut) -> Variant:
         if cut.names not in self._known:
             names = list[str]()
             for op in self._program.ops:
                 if op.outputs and op.outputs[0].name in cut.names:
                     names.append(op.outputs[0].name)
-            recomputed = evolve(self._program, recomputed=tuple(names))
-            self._known[cut.names] = self._with(recomputed)
+            self._known[cut.names] = self._with_recomputed(names)
         return self._known[cut.names]
 
-    def cut(self) -> Program | None:
-        """The program with the cut of least time that fits; None where none does."""
-        values = choices(self.nothing.last, times(self.nothing.last))
+    def cut(self) -> Variant | None:
+        """The variant with the cut of least time that fits; None where none does."""
+        values = choices(self._plan.least, times(self._plan.least))
         cuts = [cut for cut in frontier(values) if self._nests(cut)]
         index = bisect_left(cuts, True, key=lambda cut: self.fits(self._of(cut)))
         if index == len(cuts):
             return None
-        return self._of(self._finer(values, cuts, index)).program
+        return self._of(self._finer(values, cuts, index))
 
     def _finer(self, values: Choices, cuts: list[Cut], index: int) -> Cut:
         """A cut between one that fits and the one before: bytes that are kept weigh as they do
         between these two.
         """
         best, before = cuts[index], cuts[index - 1]
-        spare = self._most - self._of(best).needs
-        most = best.bytes + spare * (before.bytes - best.bytes) / (
-            self._of(before).needs - self._of(best).needs
-        )
+        best_needs, needs_before = self._needs(self._of(best)), self._needs(self._of(before))
+        bytes_for_one = (before.bytes - best.bytes) / (needs_before - best_needs)
+        most = best.bytes + (self._most - best_needs) * bytes_for_one
         for _ in range(FINER):
             finer = least(values, most, cuts)
             if finer is None or finer.time >= best.time:
@@ -136,18 +124,16 @@ class _Search:
                 return False
         return True
 
-    def whole_layers(self) -> Program:
-        """The program whose layers are recomputed.  Raises PlanError where that is not enough."""
+    def whole_layers(self) -> Variant:
+        """The variant whose layers are recomputed.  Raises PlanError where that is not enough."""
         repeats = walk_regions(self._program.region.body)
         innermost = dict.fromkeys(region.dim for region in repeats if not regions_in(region.body))
-        whole = self._with(evolve(self._program, recomputed=(*innermost,)))
+        whole = self._with_recomputed(innermost)
         if self.fits(whole):
-            return whole.program
-        candidates = [whole, self.nothing, *self._known.values()]
-        lowest = min(candidates, key=lambda candidate: candidate.needs)
+            return whole
+        least = min(map(self._needs, (whole, self._plan, *self._known.values())))
         message = (
-            f"a rank needs {amount(lowest.needs)} whatever is recomputed, and has"
-            f" {amount(self._most)}"
+            f"a rank needs {amount(least)} whatever is recomputed, and has {amount(self._most)}"
         )
         help = "take smaller microbatches, or shard parameters and state over more ranks"
         raise wrong("E0419", message, self._program.train.spans["recompute"], help=help)

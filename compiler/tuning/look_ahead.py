@@ -11,16 +11,16 @@ from ..analysis.recompute import check as check_recomputed
 from ..config.settings import AUTO
 from ..frontend.validate import validate
 from ..ir import Program
+from ..passes.choose_layout import choose_layout
+from ..passes.flatten_sums import flatten_sums
+from ..passes.insert_collectives import insert_collectives
+from ..passes.partition_stages import with_stages
+from ..passes.propagate import propagate
+from ..passes.schedule_pipeline import demand_rows
+from ..passes.split_axes import factor_axes
 from ..syntax.diagnostics import Diagnostics
-from .choose_layout import choose_layout
-from .choose_recompute import bound
-from .flatten_sums import flatten_sums
-from .insert_collectives import insert_collectives
-from .partition_stages import with_stages
-from .place_stages import demand_microbatches
-from .propagate import propagate
-from .schedule_pipeline import demand_rows
-from .split_axes import factor_axes
+from .decisions.choose_recompute import bound
+from .decisions.place_stages import demand_microbatches
 
 PLACELESS = {
     "E0204",

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from scalec.compiler.cli.neighbours import (
-    Change,
-    compile_with_changes,
-    neighbours,
-    sequence_parallelism,
-    strategies,
-)
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.changes import (
+    make_changed_variant,
+    neighbours,
+    sequence_parallelism,
+    strategies,
+)
+from scalec.compiler.tuning.variant import Change
 
 ROOT = Path(__file__).parents[2]
 TINY = ["tiny_llama", "tiny_pipeline", "tiny_five", "tiny_hybrid"]
@@ -46,9 +46,9 @@ def test_each_neighbour_is_another_plan(name: str) -> None:
     model = resolve(source)
     changes = [*neighbours(model)]
     assert len({str(it) for it in changes}) == len(changes)
-    made = [found for it in changes if (found := compile_with_changes(source, [it]))]
+    made = [found for it in changes if (found := make_changed_variant(source, [it]))]
     assert len(made) >= 5
-    assert all(settings(it.model) != settings(model) for it in made)
+    assert all(settings(it.program) != settings(model) for it in made)
 
 
 @pytest.mark.parametrize(
@@ -81,35 +81,35 @@ def test_there_are_few_enough(path: Path) -> None:
 def test_a_sequence_parallel_plan_has_one_that_is_not_and_back(name: str) -> None:
     source = plan(name, CLUSTER)
     (once,) = sequence_parallelism(resolve(source))
-    other = compile_with_changes(source, [once])
+    other = make_changed_variant(source, [once])
     assert other
-    (back,) = sequence_parallelism(other.model)
+    (back,) = sequence_parallelism(other.program)
     assert {"with": "without", "without": "with"}[once.summary.split()[1]] == back.summary.split()[
         1
     ]
-    same = compile_with_changes(source, [back])
+    same = make_changed_variant(source, [back])
     assert same
-    assert settings(same.model)[3:] == settings(resolve(source))[3:]
+    assert settings(same.program)[3:] == settings(resolve(source))[3:]
 
 
 def test_other_strategies_keep_all_other_rules() -> None:
     source = plan("llama3_405b_long")
     model = resolve(source)
-    found = [compile_with_changes(source, [it]) for it in strategies(model)]
+    found = [make_changed_variant(source, [it]) for it in strategies(model)]
     ring = next(it for it in found if it and "ring" in str(it.changes[0]))
-    assert {it.via for it in ring.model.claims} == {"", "ring"}
-    assert {(it.dim, it.axis) for it in ring.model.claims} == {
+    assert {it.via for it in ring.program.claims} == {"", "ring"}
+    assert {(it.dim, it.axis) for it in ring.program.claims} == {
         (it.dim, it.axis) for it in model.claims
     }
-    assert ring.model.pipeline
-    assert ring.model.pipeline.dims == ("layers",)
+    assert ring.program.pipeline
+    assert ring.program.pipeline.dims == ("layers",)
 
 
 def test_what_makes_no_plan_is_none() -> None:
     source = load(ROOT / "plans" / "tiny_llama.scale")
-    assert compile_with_changes(source, [Change("train", "microbatch = 3")]) is None
-    both = compile_with_changes(
+    assert make_changed_variant(source, [Change("train", "microbatch = 3")]) is None
+    both = make_changed_variant(
         source, [Change("train", "microbatch = 2"), Change("train", "recompute = full")]
     )
     assert both
-    assert (both.model.train.microbatch, both.model.train.recompute.word) == (2, "full")
+    assert (both.program.train.microbatch, both.program.train.recompute.word) == (2, "full")

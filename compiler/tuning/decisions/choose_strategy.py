@@ -5,12 +5,12 @@ that send as much, the first of `STRATEGIES`.  Before: `validate`.  Non-goals: s
 are only a part of them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
 from attrs import evolve
 
-from ..analysis.context_parallel import (
+from ...analysis.context_parallel import (
     AUTO,
     STRATEGIES,
     ULYSSES,
@@ -19,33 +19,28 @@ from ..analysis.context_parallel import (
     sequence_axes,
     strategy,
 )
-from ..analysis.memory import account, fits
-from ..ir import Claim, Program
-from ..syntax.diagnostics import PlanError
+from ...ir import Claim, Program
+from ..variant import Variant
 
 
-def choose_strategy(program: Program, lowered: Callable[[Program], Program]) -> Program:
-    """The program with a strategy in each claim; `lowered` gives the program after the last pass.
-
-    Raises PlanError.
-    """
-    if not any(claim.via == AUTO for claim in program.claims):
-        return program
-    # reversed twice: of variants that send as much the first stays first
-    *others, least = sorted(_variants(program), key=_bytes_sent, reverse=True)
-    first: Program | None = None
-    for variant in (least, *reversed(others)):
-        try:
-            last = lowered(variant)
-        except PlanError:  # two rings, or a ring beside a gather
+def choose_strategy(plan: Variant) -> Variant:
+    """The variant with a strategy in each claim."""
+    if not any(claim.via == AUTO for claim in plan.program.claims):
+        return plan
+    # reversed twice: of programs that send as much the first stays first
+    *others, least = sorted(_with_strategies(plan.program), key=_bytes_sent, reverse=True)
+    variants = [plan.with_program(program) for program in (least, *reversed(others))]
+    first: Variant | None = None
+    for variant in variants:
+        if not variant.is_plan:  # two rings, or a ring beside a gather
             continue
-        if fits(last, account(last)) is not False:
+        if variant.fits is not False:
             return variant
         first = first or variant
-    return first or least
+    return first or variants[0]
 
 
-def _variants(program: Program) -> Iterator[Program]:
+def _with_strategies(program: Program) -> Iterator[Program]:
     """With each strategy over each axis; heads may not be divisible, and chunks apart are for
     queries that stay.
     """

@@ -11,8 +11,9 @@ from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.stage_times import stage_times
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Pipeline, Program
-from scalec.compiler.passes import compile_plan, partition_stages
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.decisions import divide_stages
+from scalec.compiler.tuning.lowering import compile_plan
 
 PLANS = Path(__file__).parents[2] / "plans"
 LONG = """use "llama3_8b.scale" {{ train {{ seq = {seq}  recompute = {recompute} }} }}
@@ -40,7 +41,7 @@ def _seconds(program: Program) -> float:
 
 def _by_operations(text: str, monkeypatch: pytest.MonkeyPatch) -> Program:
     with monkeypatch.context() as patched:
-        patched.setattr(partition_stages, "_faster", lambda program, made, on, lowered: made)
+        patched.setattr(divide_stages, "_faster", lambda plan, pipeline, equal, gpu: equal)
         return _compiled(text)
 
 

@@ -22,9 +22,9 @@ from scalec.compiler.config.settings import Size
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
 from scalec.compiler.reports.summary import largest_bucket
 from scalec.compiler.syntax.source import Source
+from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 
 PLANS = Path(__file__).parents[2] / "plans"
 WORDS = ["", *(f"bucket = {2**power}MiB" for power in range(2, 17))]
