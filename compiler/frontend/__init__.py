@@ -32,7 +32,7 @@ from .load_plan import Document, gather
 from .loss_chunking import logits_for
 from .model import build
 from .pipeline import with_pipeline
-from .routes import route_dims
+from .route_dims import route_dims
 from .sections import Sections, element_types, get_settings, stand_in_train
 from .sharding import (
     axes_of,

@@ -32,8 +32,8 @@ from scalec.compiler.config.settings import (
     Watch,
 )
 from scalec.compiler.emit import emit
-from scalec.compiler.frontend.calls import signature
-from scalec.compiler.frontend.routes import CALL
+from scalec.compiler.frontend.arguments import signature
+from scalec.compiler.frontend.route_call import CALL
 from scalec.compiler.ir import Op, Program
 from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
