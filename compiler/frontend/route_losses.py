@@ -1,5 +1,5 @@
-"""What routes add to the loss of a model: costs of single choices, and an auxiliary loss over all
-routes to the same experts.
+"""Losses of routers: the costs of single choices, and an auxiliary loss over all routes to the
+same experts.
 
 Purpose: their sum, which repeats carry; sums of scores and of choices, of which the auxiliary loss
 is made after the last statement.

@@ -38,7 +38,7 @@ class OpenRoute:
 
 
 NO_ROUTE = OpenRoute("", (), {})
-"""What is open around a statement outside of routes."""
+"""Stands for the route around a statement that is in none."""
 
 
 class Scope:

@@ -11,6 +11,7 @@ from ..analysis.recompute import check as check_recomputed
 from ..config.settings import AUTO
 from ..frontend.validate import validate
 from ..ir import Program
+from ..syntax.codes import PLACELESS, WHOLE, get_code
 from ..syntax.diagnostics import Diagnostics
 from .choose_layout import choose_layout
 from .choose_recompute import bound
@@ -22,39 +23,6 @@ from .propagate import propagate
 from .schedule_pipeline import demand_rows
 from .split_axes import factor_axes
 
-PLACELESS = {
-    "E0204",
-    "E0501",
-    "E0502",
-    "E0503",
-    "E0504",
-    "E0505",
-    "E0507",
-    "E0518",
-    "E0519",
-    "E0520",
-}
-"""Mistakes after which nobody knows over which axes dims are meant to lie."""
-
-BESIDE = {
-    *(
-        "E0212",
-        "E0301",
-        "E0302",
-        "E0303",
-        "E0304",
-        "E0309",
-        "E0310",
-        "E0313",
-        "E0416",
-        "E0512",
-        "E0511",
-    ),
-    *(f"E04{number:02}" for number in range(1, 20)),
-    *("E0514", "E0515", "E0516"),
-}
-"""Mistakes after which a program has all of its values, and axes divide their dims."""
-
 BEFORE = ("resolve", "validate", "choose_strategies")
 """The passes after which it is not known yet what each op works on."""
 
@@ -65,13 +33,10 @@ def look_ahead(program: Program, diagnostics: Diagnostics) -> None:
         _check_recompute(program, diagnostics)
     if program.after == "resolve":
         validate(program, diagnostics)  # for the words that are in doubt
-    if diagnostics.codes & PLACELESS or diagnostics.in_part & {"mesh", "shard"}:
+    left = {get_code(code).leaves for code in diagnostics.codes}
+    if PLACELESS in left or diagnostics.in_part & {"mesh", "shard"}:
         return
-    is_sound = diagnostics.codes <= BESIDE and not diagnostics.in_part & {
-        "model",
-        "statements",
-        "loss",
-    }
+    is_sound = left <= {WHOLE} and not diagnostics.in_part & {"model", "statements", "loss"}
     is_whole = program.after != "resolve" or is_sound
     with diagnostics.catch():
         if is_whole:

@@ -39,7 +39,8 @@ from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
 from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
-from scalec.compiler.syntax.diagnostics import CODES, PlanError
+from scalec.compiler.syntax.codes import get_codes
+from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source, Span
 from scalec.compiler.syntax.tree import Call, Name, Negative, Number
 
@@ -388,7 +389,7 @@ def missing_table() -> Iterator[str]:
 def codes_table() -> Iterator[str]:
     """A row for each code."""
     yield from heading("code", "stands for")
-    yield from (row(code, CODES[code]) for code in sorted(CODES))
+    yield from (row(code, entry.title) for code, entry in get_codes().items())
 
 
 def heading(*cells: str) -> Iterator[str]:
