@@ -10,10 +10,11 @@ from attrs import evolve
 
 from ..analysis.elastic import smallest
 from ..analysis.verifier import check
-from ..frontend import resolve
+from ..frontend import resolve_sound_parts
 from ..frontend.validate import validate
 from ..ir import Program
 from ..syntax.diagnostics import Diagnostics, PlanError
+from ..syntax.limits import Reader, load
 from ..syntax.source import Source
 from . import bucket_params
 from .choose_bucket import choose_bucket
@@ -24,7 +25,7 @@ from .differentiate import differentiate
 from .flatten_sums import flatten_sums
 from .fuse_ops import fuse_ops
 from .insert_collectives import insert_collectives
-from .look_ahead import look_ahead
+from .look_ahead import raise_mistakes
 from .overlap_exchanges import overlap_exchanges
 from .partition_stages import cut_stages
 from .place_stages import place_stages
@@ -118,7 +119,7 @@ def lower(
     """
     check(program)
     seen(program)
-    last = program
+    last, mistakes = program, Diagnostics()
     try:
         for lowered in lower_unchecked(program, until):
             # a pass that changes nothing but `after` needs no second check
@@ -127,11 +128,8 @@ def lower(
             seen(lowered)
             last = lowered
     except PlanError as error:
-        diagnostics = Diagnostics()
-        diagnostics.add(error)
-        look_ahead(last, diagnostics)
-        diagnostics.check()
-        raise
+        mistakes.add(error)
+    raise_mistakes(last, mistakes)
     return last
 
 
@@ -158,6 +156,17 @@ def _after(step: Pass, program: Program) -> Program:
     return evolve(lowered, after=step.__name__)
 
 
+def resolve_plan(source: Source, over: Source | None = None, read: Reader = load) -> Program:
+    """The program of a plan before any pass, as `resolve` makes it.
+
+    Raises PlanError with all mistakes that `resolve` finds, and with the mistakes of later passes
+    that can be told beside them.
+    """
+    resolved = resolve_sound_parts(source, over, read)
+    raise_mistakes(resolved.program, resolved.mistakes)
+    return resolved.program
+
+
 def compile_plan(source: Source, until: str = PASS_NAMES[-1]) -> Program:
     """The program of a plan's text after the pass `until`.  Raises PlanError."""
-    return lower(resolve(source, further=look_ahead), until)
+    return lower(resolve_plan(source), until)

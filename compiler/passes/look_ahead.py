@@ -1,7 +1,7 @@
 """Mistakes that passes would find in a program that has others already, so that all are told at
 once.
 
-Before: `resolve` or `validate`, which have found some.  Non-goals: a program to go on with;
+Before: `resolve` or a pass, which has found some.  Non-goals: a program to go on with;
 mistakes of bytes, of `recompute = auto` (E0419) and of `schedule = auto(memory=60GiB)` (E0517):
 each size and degree has a part in them, so that any other mistake leaves them in doubt, and to find
 them takes as long as compiling.
@@ -27,12 +27,22 @@ BEFORE = ("resolve", "validate", "choose_strategies")
 """The passes after which it is not known yet what each op works on."""
 
 
-def look_ahead(program: Program, diagnostics: Diagnostics) -> None:
-    """Adds to what is `found` in a program what later passes find in its sound parts."""
+def raise_mistakes(program: Program, mistakes: Diagnostics) -> None:
+    """Raises PlanError with `mistakes`, if there are any, and with the ones that later passes find
+    in the sound parts of `program`, the last one that could be made.
+    """
+    if mistakes:
+        with mistakes.catch():
+            _look_ahead(program, mistakes)
+    mistakes.check()
+
+
+def _look_ahead(program: Program, diagnostics: Diagnostics) -> None:
+    """Adds to the mistakes of a program what later passes find in its sound parts."""
+    if program.after == "resolve":
+        validate(program, diagnostics)  # also for the words that it puts in doubt
     with diagnostics.catch():
         _check_recompute(program, diagnostics)
-    if program.after == "resolve":
-        validate(program, diagnostics)  # for the words that are in doubt
     left = {get_code(code).leaves for code in diagnostics.codes}
     if PLACELESS in left or diagnostics.in_part & {"mesh", "shard"}:
         return

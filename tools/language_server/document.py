@@ -20,12 +20,10 @@ from ...compiler.analysis.time.clocks import StepTime
 from ...compiler.analysis.time.op_rows import OpRow, op_rows
 from ...compiler.analysis.time.step import step_time
 from ...compiler.config.settings import Train
-from ...compiler.frontend import resolve
 from ...compiler.frontend.load_plan import open_used_file
 from ...compiler.frontend.validate import validate
 from ...compiler.ir import Op, Program
-from ...compiler.passes import lower
-from ...compiler.passes.look_ahead import look_ahead
+from ...compiler.passes import lower, resolve_plan
 from ...compiler.reports.lints import advice
 from ...compiler.syntax import tree
 from ...compiler.syntax.diagnostics import Diagnostic, PlanError
@@ -259,7 +257,7 @@ def parse_document(before: Document | None, source: Source, read: Reader = load)
         if is_whole(source) or not syntax:
             syntax = new_syntax
         settings = STAND_IN if new_syntax.is_model else None
-        model = validate(resolve(source, settings, read, look_ahead))
+        model = validate(resolve_plan(source, settings, read))
     except PlanError as error:
         # The author did not write STAND_IN, and cannot mend mistakes in it.
         mistakes = tuple(
