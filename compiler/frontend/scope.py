@@ -59,8 +59,10 @@ class Scope:
     def in_logits(self, twins: Mapping[str, str]) -> Generator[None]:
         """Within it, parameters have twins of dims, and all is computed in float32 at least."""
         self.twins = twins
-        yield
-        self.twins = {}
+        try:
+            yield
+        finally:
+            self.twins = {}
 
     def check_free(self, name: tree.Name) -> None:
         """Raises PlanError where `name` cannot be bound: it is an input or a parameter, or no
