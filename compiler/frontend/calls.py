@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from attrs import frozen
+
 from ..ir import FLOATS, Attr, Op
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.dropout import DROPOUT, SITE
 from ..syntax import tree
 from ..syntax.diagnostics import PlanError, Unknown, wrong
-from ..syntax.source import Span
 from .arguments import signature
 from .attributes import check_ranges, get_attribute
 from .builder import UNKNOWN, Attrs
@@ -16,6 +17,15 @@ from .errors import check_count
 from .expert_rules import check_user_op
 from .other_names import help_for_op, is_foreign_op
 from .user_ops import UserOp
+
+
+@frozen
+class GivenOperand:
+    """An operand of a call, the expression that the plan gives for it, and the value of this."""
+
+    operand: Operand
+    expr: tree.Expr
+    value: str
 
 
 def write_op_call(
@@ -67,23 +77,23 @@ def get_attrs(
     draft: Draft,
     call: tree.Call,
     entry: OpDef,
-    operands: Sequence[tuple[Operand, tree.Expr, str]],
+    operands: Sequence[GivenOperand],
     attributes: Sequence[tuple[Attribute, tree.Expr]],
 ) -> Attrs:
     """The attributes of a call of `entry`, without the ones that have their default.
 
-    `operands` are with their values.  Raises Unknown where an argument has a mistake.
+    Raises Unknown where one of the `operands` or `attributes` has a mistake.
     """
     before, attrs = draft.diagnostics.count, dict[str, Attr]()
     with draft.diagnostics.catch():
-        for operand, expr, value in operands:
-            if value != UNKNOWN:
-                _check_kind(draft, entry, operand, value, expr.span)
-    first = operands[0][2]
+        for given in operands:
+            if given.value != UNKNOWN:
+                _check_kind(draft, entry, given)
+    first = operands[0].value
     for attribute, expr in attributes:
         with draft.diagnostics.catch():
             attrs[attribute.name] = get_attribute(draft, attribute, expr, first)
-    has_unknown = any(value == UNKNOWN for _, _, value in operands)
+    has_unknown = any(given.value == UNKNOWN for given in operands)
     if has_unknown or draft.diagnostics.count > before:
         op = Op(entry.name, (), (), tuple(attrs.items()), span=call.span)
         check_ranges(entry, op, draft.diagnostics)
@@ -95,16 +105,16 @@ def get_attrs(
     return tuple((name, value) for name, value in attrs.items() if value != defaults[name])
 
 
-def _check_kind(draft: Draft, entry: OpDef, operand: Operand, value: str, span: Span) -> None:
+def _check_kind(draft: Draft, entry: OpDef, given: GivenOperand) -> None:
     """Token ids go where they are looked up, labels into the loss, and numbers everywhere else."""
-    input_name = ""
-    if draft.builder.types[value].dtype not in FLOATS:
-        input_name = value
+    operand, input_name = given.operand, ""
+    if draft.builder.types[given.value].dtype not in FLOATS:
+        input_name = given.value
     if input_name != operand.input_name:
         wanted = f"the input `{operand.input_name}`" if operand.input_name else "numbers"
         message = f"`{entry.name}` takes {wanted} here"
         help = f"it is written `{signature(entry)}`"
-        raise wrong("E0607", message, span, f"`{operand.name}`", help)
+        raise wrong("E0607", message, given.expr.span, f"`{operand.name}`", help)
 
 
 def unknown_op(call: tree.Call, dims: Sequence[str], user_ops: Mapping[str, UserOp]) -> PlanError:

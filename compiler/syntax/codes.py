@@ -30,7 +30,7 @@ class Code:
     leaves: str = field(default="", validator=in_(("", WHOLE, PLACELESS)))
 
     @property
-    def replaced(self) -> str:
+    def place(self) -> str:
         """The words of the example plan that `wrong` and `right` replace."""
         return self.at or self.right
 

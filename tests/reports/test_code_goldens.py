@@ -67,7 +67,7 @@ def makers() -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {}
     for code, row in get_codes().items():
         if row.wrong:
-            found[code] = written(PLAN.replace(row.replaced, row.wrong), row.target)
+            found[code] = written(PLAN.replace(row.place, row.wrong), row.target)
     for code, edit in EDITS.items():
         assert edit[0] in PLAN
         found[code] = written(PLAN.replace(*edit, 1))

@@ -58,9 +58,9 @@ def test_rows_are_in_the_order_of_their_numbers() -> None:
 @pytest.mark.parametrize("code", SHOWN)
 def test_the_wrong_plan_has_the_code_and_the_right_one_compiles(code: str) -> None:
     row = get_code(code)
-    assert PLAN.count(row.replaced) == 1
-    assert code in codes(PLAN.replace(row.replaced, row.wrong), row.target)
-    assert not codes(PLAN.replace(row.replaced, row.right), row.target)
+    assert PLAN.count(row.place) == 1
+    assert code in codes(PLAN.replace(row.place, row.wrong), row.target)
+    assert not codes(PLAN.replace(row.place, row.right), row.target)
 
 
 @pytest.mark.parametrize("code", get_codes())

@@ -75,7 +75,7 @@ def test_the_first_edit_mends_the_plan(words: str, wrong: str, mended: str) -> N
 
 def test_each_row_is_used() -> None:
     texts = [RIGHT.text.replace(words, wrong, 1) for words, wrong, _ in MENDED]
-    texts += [PLAN.replace(get_code(code).replaced, get_code(code).wrong) for code in SHOWN]
+    texts += [PLAN.replace(get_code(code).place, get_code(code).wrong) for code in SHOWN]
     helps = {each.help for text in texts for each in told(Source("p", text))}
     assert not [says for says, *_ in ROWS if not any(re.search(says, help) for help in helps)]
 
@@ -86,7 +86,7 @@ def test_each_edit_mends_the_example_of_a_code(code: str) -> None:
     same.
     """
     row = get_code(code)
-    broken = Source("plan.scale", PLAN.replace(row.replaced, row.wrong))
+    broken = Source("plan.scale", PLAN.replace(row.place, row.wrong))
     for diagnostic in told(broken):
         for fix in fixes(diagnostic) if diagnostic.code == code else ():
             now = told(Source("plan.scale", replaced(broken.text, [fix.span], fix.text)))
