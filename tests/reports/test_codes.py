@@ -13,7 +13,15 @@ from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.reports.lints import advice
-from scalec.compiler.syntax.codes import get_code, get_codes, get_example_plan
+from scalec.compiler.syntax.codes import (
+    CONSTANT,
+    NAME,
+    PLACELESS,
+    WHOLE,
+    get_code,
+    get_codes,
+    get_example_plan,
+)
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 
@@ -53,6 +61,12 @@ def test_every_code_of_the_source_has_a_row_and_every_row_is_used() -> None:
 
 def test_rows_are_in_the_order_of_their_numbers() -> None:
     assert [*get_codes()] == sorted(get_codes())
+
+
+def test_fields_of_a_few_words_have_one_of_these() -> None:
+    for row in get_codes().values():
+        assert row.once_for in ("", NAME, CONSTANT)
+        assert row.leaves in ("", WHOLE, PLACELESS)
 
 
 @pytest.mark.parametrize("code", SHOWN)
