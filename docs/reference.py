@@ -14,8 +14,7 @@ from pygments.formatters import HtmlFormatter
 from scalec.compiler.cli.commands import COMMANDS
 from scalec.compiler.config.fields import Field, Part, Settings, fields_of, heading_of
 from scalec.compiler.config.settings import Cluster, Flow, Pipelining, StateGroup, Train, Watch
-from scalec.compiler.reports.explain import texts
-from scalec.compiler.syntax.diagnostics import CODES
+from scalec.compiler.syntax.codes import get_codes
 
 SECTIONS = {
     "train": Train,
@@ -104,12 +103,11 @@ def _row(of: type[Settings], field: Field) -> str:
 
 def _codes() -> Iterator[str]:
     yield "# Errors and warnings\n\n`scalec explain CODE` prints these."
-    for code, meaning in CODES.items():
-        entry = texts()[code]
-        yield f"\n## {code}\n\n**{meaning}.** {entry['text']}"
-        for kind in ("wrong", "right"):
-            if kind in entry:
-                yield f"\n{kind.capitalize()}:\n\n```\n{dedent(entry[kind]).rstrip()}\n```"
+    for code, row in get_codes().items():
+        yield f"\n## {code}\n\n**{row.title}.** {row.text}"
+        for kind, words in (("Wrong", row.wrong), ("Right", row.right)):
+            if words:
+                yield f"\n{kind}:\n\n```\n{dedent(words).rstrip()}\n```"
 
 
 def _cell(text: str) -> str:

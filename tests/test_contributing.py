@@ -106,10 +106,9 @@ INSERTIONS = (
     Insertion(
         SCHEDULE, '"eager_1f1b": _full', "tools/schedule/figures.py", '    "interleaved_1f1b":'
     ),
-    Insertion(WARNING, '"W0999"', "compiler/syntax/diagnostics.py", '    "W0916":'),
     Insertion(WARNING, "def _large", LINTS, "def _reserve_of_nothing("),
     Insertion(WARNING, "yield from", LINTS, "    yield from _few_rows(program)"),
-    Insertion(WARNING, "[W0999]", "compiler/reports/codes.toml", "[E0101]"),
+    Insertion(WARNING, "[W0999]", "compiler/syntax/codes.toml", "[W0916]"),
 )
 
 

@@ -16,7 +16,7 @@ from scalec.compiler.cli.arguments import options
 from scalec.compiler.cli.commands import COMMANDS
 from scalec.compiler.config.fields import fields_of
 from scalec.compiler.config.settings import DataSet, Train, Watch
-from scalec.compiler.syntax.diagnostics import CODES
+from scalec.compiler.syntax.codes import get_codes
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +38,7 @@ def test_the_reference_has_every_command_code_and_setting(reference: ModuleType)
         for command in COMMANDS
         if f"\n## scalec {command.name}\n" not in pages["commands"]
     ]
-    assert not [code for code in CODES if f"\n## {code}\n" not in pages["codes"]]
+    assert not [code for code in get_codes() if f"\n## {code}\n" not in pages["codes"]]
     keys = [field.key for section in (Train, DataSet, Watch) for field in fields_of(section)]
     assert not [key for key in keys if f"| `{key}` |" not in pages["settings"]]
 

@@ -149,13 +149,12 @@ def load_source(path: Path) -> "Source":
 
 def model_of(source: "Source") -> "Program":
     """The program of a plan before any placement; of IR text, unchanged.  Raises PlanError."""
-    from ..frontend import resolve
     from ..syntax.source import is_ir
-    from ..tuning.look_ahead import look_ahead
+    from ..tuning.lowering import resolve_plan
 
     if is_ir(source.text):
         return load_ir_program(source)
-    return resolve(source, further=look_ahead)
+    return resolve_plan(source)
 
 
 def compile_source(

@@ -30,7 +30,7 @@ def explain(options: Namespace) -> None:
     """`scalec explain memory | collectives | time | VALUE PLAN`, `scalec explain CODE`."""
     from ..reports.explain import explain_code, explain_collectives, memory
     from ..reports.summary import largest_bucket
-    from ..syntax.diagnostics import CODES
+    from ..syntax.codes import get_codes
 
     of_program = {"memory": memory, "collectives": explain_collectives}
     topic, path, code = options.topic, options.plan, options.topic.upper()
@@ -44,7 +44,7 @@ def explain(options: Namespace) -> None:
     elif path:
         _value(_plan_at_size(load(path), options.size), topic)
     else:
-        assert code in CODES, "explain: neither a topic nor a code"
+        assert code in get_codes(), "explain: neither a topic nor a code"
         show(explain_code(code))
 
 
@@ -96,13 +96,14 @@ def _value(plan: Plan, name: str) -> None:
 
 def _check(options: Namespace, topics: tuple[str, ...]) -> None:
     """A topic goes with a plan, a code without; some options go with one topic."""
-    from ..syntax.diagnostics import CODES, did_you_mean
+    from ..syntax.codes import get_codes
+    from ..syntax.diagnostics import did_you_mean
 
     topic, plan = options.topic, options.plan
-    is_code = topic.upper() in CODES
+    is_code = topic.upper() in get_codes()
     # a word before a plan is taken for a value of the plan
     if topic not in topics and not is_code and not (plan and plan.is_file()):
-        help = did_you_mean(topic, (*topics, *CODES)) or (
+        help = did_you_mean(topic, (*topics, *get_codes())) or (
             "it takes `memory`, `collectives`, `time`, a value of the plan, or a code such as"
             " `E0510`"
         )

@@ -1,8 +1,8 @@
 """From a plan's text to a program without placements."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ..config.settings import Train
 from ..ir import (
@@ -32,7 +32,7 @@ from .load_plan import Document, gather
 from .loss_chunking import logits_for
 from .model import build
 from .pipeline import with_pipeline
-from .routes import route_dims
+from .route_dims import route_dims
 from .sections import Sections, element_types, get_settings, stand_in_train
 from .sharding import (
     axes_of,
@@ -50,18 +50,34 @@ from .validate import validate
 SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train", "watch")
 
 
-Further = Callable[[Program, Diagnostics], None]
-"""Adds further mistakes to the mistakes found in a program."""
+@frozen
+class Resolved:
+    """A plan's program, as far as its mistakes leave one, and the mistakes."""
+
+    program: Program
+    mistakes: Diagnostics
 
 
-def resolve(
-    source: Source, over: Source | None = None, read: Reader = load, further: Further | None = None
-) -> Program:
+def resolve(source: Source, over: Source | None = None, read: Reader = load) -> Program:
     """The program of a plan, with the sections of another text over its own as in a `use`; `read`
     opens what it uses.
 
-    Raises PlanError with all mistakes that can be found in a plan that is not lowered, and the
-    mistakes that `further` finds beside them.
+    Raises PlanError with all mistakes that can be found in a plan that is not lowered.
+    """
+    resolved = resolve_sound_parts(source, over, read)
+    if resolved.mistakes:
+        with resolved.mistakes.catch():
+            validate(resolved.program, resolved.mistakes)
+    resolved.mistakes.check()
+    return resolved.program
+
+
+def resolve_sound_parts(
+    source: Source, over: Source | None = None, read: Reader = load
+) -> Resolved:
+    """The program of a plan's sound parts, for who looks for further mistakes in it.
+
+    Raises PlanError where the mistakes leave no program.
     """
     diagnostics = Diagnostics()
     document = gather(source, diagnostics, over, read)
@@ -72,15 +88,11 @@ def resolve(
         program = _program(document, sections, settings, diagnostics)
         if settings.train:
             check_data(document.model, program, diagnostics)
-            with diagnostics.catch():
-                program = evolve(program, train=evolve(program.train, logits=logits_for(program)))
-        if diagnostics:
-            validate(program, diagnostics)
-            if further:
-                further(program, diagnostics)
-    diagnostics.check()
-    assert program, "resolve: a program that was not made has no mistake"
-    return program
+            program = evolve(program, train=evolve(program.train, logits=logits_for(program)))
+    if not program:
+        diagnostics.check()
+        raise AssertionError("resolve: a program that was not made has no mistake")
+    return Resolved(program, diagnostics)
 
 
 def _program(

@@ -1,13 +1,10 @@
-"""Names of a model: numbers, dims and values; parameters, their slices in repeats and initial
-values; dropout seeds.
-"""
+"""The parameters of a model: their declarations, their slices in repeats, their initial values."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import evolve
 
-from ..ir import BATCH, SEQUENCE, Arg, Buffer, Enter, Init, Op, Param, Stmt, Type, Value
-from ..ops.dropout import DRAWS, FORK
+from ..ir import SEQUENCE, Arg, Buffer, Enter, Init, Op, Param, Type
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, wrong
 from ..syntax.source import Span
@@ -15,63 +12,7 @@ from .arithmetic import Scalar, evaluate
 from .builder import ModelBuilder
 from .errors import check_dim, check_name, check_not_data
 from .expert_rules import check_declared, check_used
-
-
-class Scope:
-    """Numbers and dims, inputs and parameters as declared, and the value that each name is
-    bound to.
-    """
-
-    def __init__(self, numbers: Mapping[str, Scalar], dims: Iterable[str]) -> None:
-        self.numbers, self.dims = numbers, sorted(dims)
-        self.bound: dict[str, str] = {}
-        self.elsewhere: dict[str, str] = {}  # in a route, what is bound outside of it
-        self.declared: dict[str, tree.Name] = {}
-
-    def check_free(self, name: tree.Name) -> None:
-        """Raises PlanError where `name` cannot be bound: it is an input or a parameter, or no
-        name.
-        """
-        check_name(name)
-        if first := self.declared.get(name.name):
-            notes = [Note(first.span, "declared here")]
-            raise wrong(
-                "E0207",
-                f"`{name}` is an input or a parameter",
-                name.span,
-                "rebound here",
-                notes=notes,
-            )
-
-    def is_number(self, expr: tree.Expr) -> bool:
-        """Whether all that an expression is made of are numbers."""
-        pending = [expr]
-        while pending:
-            match pending.pop():
-                case tree.Number():
-                    pass
-                case tree.Name(name) if name in self.numbers and name not in self.bound:
-                    pass
-                case tree.Negative(inner) | tree.Call(tree.Name("sqrt"), (inner,), ()):
-                    pending.append(inner)
-                case tree.Binary(_, left, right):
-                    pending += (left, right)
-                case _:
-                    return False
-        return True
-
-
-class OpenRepeat:
-    """A repeat whose body is being read: what it takes slices of, the parameters declared in it
-    among these.
-    """
-
-    def __init__(self, dim: str, outside: list[Stmt]) -> None:
-        """`outside` are the statements before it."""
-        self.dim, self.outside = dim, outside
-        self.slices: list[Arg] = []
-        self.holds: dict[str, str] = {}
-        self.draws = ""
+from .scope import Scope
 
 
 class Parameters:
@@ -86,21 +27,15 @@ class Parameters:
         self.buffers: dict[str, Buffer] = {}
         self.leaves: dict[str, Op] = {}
         self.roles: dict[str, str] = {}  # how a parameter begins by its first use, if that says so
-        self.repeats: list[OpenRepeat] = []
-        self.experts = ""  # in a route, the dim that its parameters have in front
-        # in a route, the order of rows, where these are not padded
-        self.order: tuple[str, ...] = ()
-        # in the logits of a route, the dim in place of the experts
-        self.twins: Mapping[str, str] = {}
 
     def declare(self, use: tree.ParamUse) -> str:
         """The value of a parameter where it is first used."""
         self._check(use)
         self._scope.declared[use.name.name] = use.name
-        name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
+        name, stack = use.name.name, tuple(repeat.dim for repeat in self._scope.repeats)
         dims = [*stack]
-        if self.experts:
-            dims.append(self.experts)
+        if self._scope.route.experts:
+            dims.append(self._scope.route.experts)
         dims += self._param_dims((*use.outs, *use.ins))
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
             dim = twice[-1]
@@ -110,7 +45,7 @@ class Parameters:
         self.all[name] = Param(name, type, len(stack), len(use.ins), Init(""), span=use.span)
         leaf = self._builder.value(name, evolve(type, dtype=self._dtype))
         self.leaves[name] = Op("leaf", (name,), (leaf,), (), span=use.span)
-        for repeat in self.repeats:
+        for repeat in self._scope.repeats:
             slice = self._builder.value(name, leaf.type.inside(repeat.dim))
             repeat.slices.append(Arg(slice, leaf.name, Enter.EACH))
             repeat.holds[name] = slice.name
@@ -119,19 +54,19 @@ class Parameters:
 
     def _param_dims(self, dims: Iterable[tree.Name]) -> list[str]:
         """A parameter's dims as it has them: in logits of a route, with the twin of the experts."""
-        return [self.twins.get(dim.name, dim.name) for dim in dims]
+        return [self._scope.twins.get(dim.name, dim.name) for dim in dims]
 
     def declare_biases(self, use: tree.ParamUse, rate: float, route: int) -> str:
         """A router's biases, which it chooses by: of one layer, where a repeat is around."""
         self._check(use)
-        name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
+        name, stack = use.name.name, tuple(repeat.dim for repeat in self._scope.repeats)
         self._scope.declared[name] = use.name
         type = Type("f32", (*stack, *self._param_dims(use.outs)))
         self.buffers[name] = Buffer(
             name, type, len(stack), 0, Init("zeros"), rate=rate, route=route, span=use.span
         )
         self._builder.types[name] = type
-        for repeat in self.repeats:
+        for repeat in self._scope.repeats:
             slice = self._builder.value(name, self._builder.types[name].inside(repeat.dim))
             repeat.slices.append(Arg(slice, name, Enter.EACH))
             name = slice.name
@@ -140,9 +75,10 @@ class Parameters:
     def use(self, param: Param, span: Span) -> str:
         """The value of a parameter declared before: its slice in the repeat that declared it."""
         param_experts = self._builder.program.outer(param)[param.stacked :]
-        route_experts = (self.experts,) if self.experts else ()
+        experts = self._scope.route.experts
+        route_experts = (experts,) if experts else ()
         check_used(param, param_experts, route_experts, span)
-        for repeat in reversed(self.repeats):
+        for repeat in reversed(self._scope.repeats):
             if param.name in repeat.holds:
                 return repeat.holds[param.name]
         if param.stacked:
@@ -178,7 +114,7 @@ class Parameters:
             raise wrong(
                 "E0208", f"`{name}` is declared twice", use.span, "repeated", help, notes=notes
             )
-        if name in self._scope.bound or name in self._scope.elsewhere:
+        if name in self._scope.bound or name in self._scope.route.outside:
             raise wrong(
                 "E0207",
                 f"`{name}` is already a value",
@@ -192,7 +128,8 @@ class Parameters:
                 if dim.name != SEQUENCE:
                     check_not_data(dim, "a parameter")
         wrong_dims.check()
-        check_declared(use, self.experts, self._builder.program.choices.keys() - self.twins.keys())
+        routed = self._builder.program.choices.keys() - self._scope.twins.keys()
+        check_declared(use, self._scope.route.experts, routed)
         check_name(use.name)
 
 
@@ -260,41 +197,3 @@ def _distribution(dist: tree.Name | tree.Call, scope: Mapping[str, Scalar]) -> I
             raise wrong(
                 "E0211", "unknown distribution", dist.span, help="`normal(0.02)`, `ones` or `zeros`"
             )
-
-
-class Draws:
-    """The model's input of draws, which there is from the first dropout on, and its forks for
-    the `repeats` around.
-    """
-
-    def __init__(self, builder: ModelBuilder, repeats: Sequence[OpenRepeat]) -> None:
-        self._builder, self._repeats = builder, repeats
-        self._sites = 0
-        self.inputs: tuple[Arg, ...] = ()
-
-    def next(self, span: Span) -> tuple[str, int]:
-        """The draws of the dropout that is being read, and its site."""
-        if not self.inputs:
-            value = self._value(Type("i64", (BATCH,)))
-            self.inputs = (Arg(value, value.name, Enter.EACH),)
-        draws = self.inputs[0].value.name
-        for repeat in self._repeats:
-            if not repeat.draws:
-                self._fork(repeat, draws, span)
-            draws = repeat.draws
-        self._sites += 1
-        return draws, self._sites
-
-    def _fork(self, repeat: OpenRepeat, draws: str, span: Span) -> None:
-        """Writes the draws of each iteration before the repeat, which takes slices of them."""
-        type = self._builder.types[draws]
-        all_ = self._builder.value(f"{repeat.dim}_{DRAWS.name}", type.stack_along(repeat.dim))
-        repeat.outside.append(
-            Op(FORK.name, (draws,), (all_,), (("repeat", repeat.dim),), span=span)
-        )
-        slice = self._value(type)
-        repeat.slices.append(Arg(slice, all_.name, Enter.EACH))
-        repeat.draws = slice.name
-
-    def _value(self, type: Type) -> Value:
-        return self._builder.value(DRAWS.name, type)

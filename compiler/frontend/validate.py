@@ -18,7 +18,7 @@ from ..ir import DATA_DIMS, Axis, Claim, Dim, Op, Param, Program, sources_of
 from ..ops import OPS, roles
 from ..ops.routers import TOP
 from ..syntax.diagnostics import Diagnostics, Note, listing
-from .calls import check_ranges
+from .attributes import check_ranges
 from .causality import check_causality
 from .sharding import check_groups
 

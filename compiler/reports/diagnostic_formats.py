@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import __version__
-from ..syntax.diagnostics import CODES, Diagnostic
+from ..syntax.codes import get_code
+from ..syntax.diagnostics import Diagnostic
 from ..syntax.fixes import Fix, fixes
 from ..syntax.source import Span
-from .explain import texts
 
 VERSION = 1
 """The version of the JSON form, which rises when a field goes or changes its meaning."""
@@ -61,11 +61,10 @@ def as_sarif(diagnostics: Sequence[Diagnostic]) -> str:
     rules that were broken.
     """
     codes = sorted({diagnostic.code for diagnostic in diagnostics})
-    texts_by_code = texts() if codes else {}
     driver = {
         "name": "scalec",
         "version": __version__,
-        "rules": [_rule(code, texts_by_code[code]) for code in codes],
+        "rules": [_rule(code) for code in codes],
     }
     results = [_result(diagnostic, codes.index(diagnostic.code)) for diagnostic in diagnostics]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
@@ -75,12 +74,12 @@ def as_sarif(diagnostics: Sequence[Diagnostic]) -> str:
     return _to_json({"$schema": schema, "version": SARIF, "runs": [run]})
 
 
-def _rule(code: str, texts_of_code: dict[str, str]) -> dict[str, Any]:
+def _rule(code: str) -> dict[str, Any]:
     level = "warning" if code.startswith("W") else "error"
     return {
         "id": code,
-        "shortDescription": {"text": CODES[code]},
-        "fullDescription": {"text": " ".join(texts_of_code["text"].split())},
+        "shortDescription": {"text": get_code(code).title},
+        "fullDescription": {"text": " ".join(get_code(code).text.split())},
         "help": {"text": f"scalec explain {code}"},
         "defaultConfiguration": {"level": level},
     }
@@ -167,7 +166,7 @@ def _properties(diagnostic: Diagnostic) -> str:
         properties["endLine"] = span.end_line
         properties["col"] = span.column
         properties["endColumn"] = span.end_column
-    properties["title"] = f"{diagnostic.code}: {CODES[diagnostic.code]}"
+    properties["title"] = f"{diagnostic.code}: {get_code(diagnostic.code).title}"
     return ",".join(f"{key}={_escape(str(value), ':', ',')}" for key, value in properties.items())
 
 

@@ -1,11 +1,8 @@
 """The reports of `scalec explain`: memory, collectives, the meaning of a code."""
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from textwrap import dedent, indent
-from typing import Any
 
 from ..analysis.collective import Collective, Use
 from ..analysis.communication import collectives, places
@@ -30,27 +27,18 @@ from ..analysis.stage_program import rank_programs
 from ..config.units import amount, count_words
 from ..ir import MICROBATCHES, Op, Program, base, blocks
 from ..ops.experts import EXCHANGE
-from ..syntax.diagnostics import CODES
+from ..syntax.codes import get_code
 from .job import checkpoint_bytes
 from .summary import axes_of, get_launch, headline, needs_by_load, recomputation, table, tables
 
 
-def texts() -> dict[str, Any]:
-    """The content of codes.toml: a table for each code, and `plan`, a plan that the examples of
-    the tables complete.
-    """
-    return tomllib.loads(Path(__file__).with_name("codes.toml").read_text(encoding="utf-8"))
-
-
 def explain_code(code: str) -> str:
-    """The meaning of one of CODES for people, with an example that is wrong and one that is
-    right.
-    """
-    entry = texts()[code]
-    parts = [f"{code}: {CODES[code]}", entry["text"]]
-    for kind in ("wrong", "right"):
-        if kind in entry:
-            example = dedent(entry[kind]).rstrip()
+    """The meaning of a code for people, with an example that is wrong and one that is right."""
+    row = get_code(code)
+    parts = [f"{code}: {row.title}", row.text]
+    for kind, words in (("wrong", row.wrong), ("right", row.right)):
+        if words:
+            example = dedent(words).rstrip()
             parts.append(f"{kind}:\n\n{indent(example, '  ')}")
     return "\n\n".join(parts)
 

@@ -1,7 +1,7 @@
 """Mistakes that passes would find in a program that has others already, so that all are told at
 once.
 
-Before: `resolve` or `validate`, which have found some.  Non-goals: a program to go on with;
+Before: `resolve` or a pass, which has found some.  Non-goals: a program to go on with;
 mistakes of bytes, of `recompute = auto` (E0419) and of `schedule = auto(memory=60GiB)` (E0517):
 each size and degree has a part in them, so that any other mistake leaves them in doubt, and to find
 them takes as long as compiling.
@@ -18,60 +18,35 @@ from ..passes.partition_stages import with_stages
 from ..passes.propagate import propagate
 from ..passes.schedule_pipeline import demand_rows
 from ..passes.split_axes import factor_axes
+from ..syntax.codes import PLACELESS, WHOLE, get_code
 from ..syntax.diagnostics import Diagnostics
 from .decisions.choose_recompute import bound
 from .decisions.place_stages import demand_microbatches
-
-PLACELESS = {
-    "E0204",
-    "E0501",
-    "E0502",
-    "E0503",
-    "E0504",
-    "E0505",
-    "E0507",
-    "E0518",
-    "E0519",
-    "E0520",
-}
-"""Mistakes after which nobody knows over which axes dims are meant to lie."""
-
-BESIDE = {
-    *(
-        "E0212",
-        "E0301",
-        "E0302",
-        "E0303",
-        "E0304",
-        "E0309",
-        "E0310",
-        "E0313",
-        "E0416",
-        "E0512",
-        "E0511",
-    ),
-    *(f"E04{number:02}" for number in range(1, 20)),
-    *("E0514", "E0515", "E0516"),
-}
-"""Mistakes after which a program has all of its values, and axes divide their dims."""
 
 BEFORE = ("resolve", "validate", "choose_strategies")
 """The passes after which it is not known yet what each op works on."""
 
 
-def look_ahead(program: Program, diagnostics: Diagnostics) -> None:
-    """Adds to what is `found` in a program what later passes find in its sound parts."""
+def raise_mistakes(program: Program, mistakes: Diagnostics) -> None:
+    """Raises PlanError with `mistakes`, if there are any, and with the ones that later passes find
+    in the sound parts of `program`, the last one that could be made.
+    """
+    if mistakes:
+        with mistakes.catch():
+            _look_ahead(program, mistakes)
+    mistakes.check()
+
+
+def _look_ahead(program: Program, diagnostics: Diagnostics) -> None:
+    """Adds to the mistakes of a program what later passes find in its sound parts."""
+    if program.after == "resolve":
+        validate(program, diagnostics)  # also for the words that it puts in doubt
     with diagnostics.catch():
         _check_recompute(program, diagnostics)
-    if program.after == "resolve":
-        validate(program, diagnostics)  # for the words that are in doubt
-    if diagnostics.codes & PLACELESS or diagnostics.in_part & {"mesh", "shard"}:
+    left = {get_code(code).leaves for code in diagnostics.codes}
+    if PLACELESS in left or diagnostics.in_part & {"mesh", "shard"}:
         return
-    is_sound = diagnostics.codes <= BESIDE and not diagnostics.in_part & {
-        "model",
-        "statements",
-        "loss",
-    }
+    is_sound = left <= {WHOLE} and not diagnostics.in_part & {"model", "statements", "loss"}
     is_whole = program.after != "resolve" or is_sound
     with diagnostics.catch():
         if is_whole:

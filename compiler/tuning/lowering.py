@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from ..analysis.verifier import check
-from ..frontend import resolve
+from ..frontend import resolve_sound_parts
 from ..frontend.validate import validate
 from ..ir import Program
 from ..passes.choose_layout import choose_layout
@@ -23,13 +23,14 @@ from ..passes.propagate import propagate
 from ..passes.schedule_pipeline import schedule_pipeline
 from ..passes.split_axes import factor_axes
 from ..syntax.diagnostics import Diagnostics, PlanError
+from ..syntax.limits import Reader, load
 from ..syntax.source import Source
 from .decisions.choose_bucket import choose_bucket
 from .decisions.choose_recompute import choose_recompute
 from .decisions.choose_strategy import choose_strategy
 from .decisions.divide_stages import divide_stages
 from .decisions.place_stages import place_stages
-from .look_ahead import look_ahead
+from .look_ahead import raise_mistakes
 from .variant import Change, Decision, Pass, Variant
 
 PASSES: tuple[Pass | Decision, ...] = (
@@ -87,7 +88,7 @@ def lower(
     """
     check(program)
     seen(program)
-    variant = make_variant(program)
+    variant, mistakes = make_variant(program), Diagnostics()
     try:
         for _ in range(PASS_NAMES.index(program.after), PASS_NAMES.index(until)):
             before, variant = variant.program, variant.next
@@ -97,14 +98,22 @@ def lower(
                 check(lowered)
             seen(lowered)
     except PlanError as error:
-        diagnostics = Diagnostics()
-        diagnostics.add(error)
-        look_ahead(variant.program, diagnostics)
-        diagnostics.check()
-        raise
+        mistakes.add(error)
+    raise_mistakes(variant.program, mistakes)
     return variant.program
+
+
+def resolve_plan(source: Source, over: Source | None = None, read: Reader = load) -> Program:
+    """The program of a plan before any pass, as `resolve` makes it.
+
+    Raises PlanError with all mistakes that `resolve` finds, and with the mistakes of later passes
+    that can be told beside them.
+    """
+    resolved = resolve_sound_parts(source, over, read)
+    raise_mistakes(resolved.program, resolved.mistakes)
+    return resolved.program
 
 
 def compile_plan(source: Source, until: str = PASS_NAMES[-1]) -> Program:
     """The program of a plan's text after the pass `until`.  Raises PlanError."""
-    return lower(resolve(source, further=look_ahead), until)
+    return lower(resolve_plan(source), until)

@@ -9,11 +9,11 @@ import pytest
 
 from scalec.compiler.cli import main
 from scalec.compiler.frontend import data_files, resolve
-from scalec.compiler.reports.explain import texts
+from scalec.compiler.syntax.codes import get_example_plan
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.source import Source
 
-PLAN: str = texts()["plan"]
+PLAN: str = get_example_plan()
 DATA = "data text { files = [python_stdlib] }"
 
 

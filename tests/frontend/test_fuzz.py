@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.mistakes import PLAN
-from scalec.compiler.syntax.diagnostics import CODES, PlanError
+from scalec.compiler.syntax.codes import get_codes
+from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan
 from scalec.testing.random_plans import drafts
@@ -78,7 +79,7 @@ def refused(text: str, folder: Path) -> PlanError | None:
         told = error
     else:
         return None
-    assert {each.code for each in told.diagnostics} <= CODES.keys()
+    assert {each.code for each in told.diagnostics} <= get_codes().keys()
     assert str(told)
     return told
 

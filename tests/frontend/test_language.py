@@ -32,13 +32,14 @@ from scalec.compiler.config.settings import (
     Watch,
 )
 from scalec.compiler.emit import emit
-from scalec.compiler.frontend.calls import signature
-from scalec.compiler.frontend.routes import CALL
+from scalec.compiler.frontend.arguments import signature
+from scalec.compiler.frontend.route_call import CALL
 from scalec.compiler.ir import Op, Program
 from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
 from scalec.compiler.proof import verify
-from scalec.compiler.syntax.diagnostics import CODES, PlanError
+from scalec.compiler.syntax.codes import get_codes
+from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source, Span
 from scalec.compiler.syntax.tree import Call, Name, Negative, Number
 from scalec.compiler.tuning.lowering import compile_plan, lower
@@ -388,7 +389,7 @@ def missing_table() -> Iterator[str]:
 def codes_table() -> Iterator[str]:
     """A row for each code."""
     yield from heading("code", "stands for")
-    yield from (row(code, CODES[code]) for code in sorted(CODES))
+    yield from (row(code, entry.title) for code, entry in get_codes().items())
 
 
 def heading(*cells: str) -> Iterator[str]:

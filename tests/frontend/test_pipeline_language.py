@@ -21,7 +21,8 @@ from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES, loop_placement, v_placement
 from scalec.compiler.schedules.rescale import resize
 from scalec.compiler.schedules.timeline import Times, simulate
-from scalec.compiler.syntax.diagnostics import CODES, Diagnostic, PlanError
+from scalec.compiler.syntax.codes import get_codes
+from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.source import Source, Span
 from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 
@@ -34,7 +35,7 @@ def marked(span: Span) -> str:
 def told(edits: Mapping[str, str], path: str = "plan.scale") -> tuple[Diagnostic, ...]:
     with pytest.raises(PlanError) as caught:
         compiled(edits, path=path)
-    assert {diagnostic.code for diagnostic in caught.value.diagnostics} <= CODES.keys()
+    assert {diagnostic.code for diagnostic in caught.value.diagnostics} <= get_codes().keys()
     return caught.value.diagnostics
 
 

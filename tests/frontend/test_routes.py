@@ -274,6 +274,16 @@ def test_a_loss_over_more_sequences_than_a_microbatch_has() -> None:
     assert "write `microbatch = 4` or a multiple" in found.help
 
 
+def test_a_mistake_in_logits_leaves_the_dims_of_later_parameters() -> None:
+    scored = ROUTE.replace("2)", "2, score=other)")
+    later = "    x = x + y\n    z = x @ later[hidden -> experts]\n"
+    text = PLAN.replace(ROUTE, scored).replace("    x = x + y\n", later)
+    with pytest.raises(PlanError) as caught:
+        compile_plan(Source("plan.scale", text))
+    codes = {mistake.code for mistake in caught.value.diagnostics}
+    assert codes - {"E0101"} == {"E0608", "E0220"}  # ops of the plan may lack their file
+
+
 def test_routes_to_the_same_experts_have_one_loss() -> None:
     """Of both, if they say the same of it."""
     program = compile_plan(

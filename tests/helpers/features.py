@@ -10,7 +10,8 @@ from attrs import frozen
 
 from scalec.compiler.frontend import resolve
 from scalec.compiler.proof import verify
-from scalec.compiler.syntax.diagnostics import CODES, PlanError
+from scalec.compiler.syntax.codes import get_code
+from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import PASS_NAMES, lower
 
@@ -241,7 +242,7 @@ def document(outcomes: Outcomes) -> str:
     ]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     codes = sorted({code for it in outcomes.values() if it != PROVED for code in it.split()})
-    said = "\n".join(f"- `{code}`: {CODES[code]}" for code in codes)
+    said = "\n".join(f"- `{code}`: {get_code(code).title}" for code in codes)
     return (
         f"{HEAD}{sum(counts)} pairs: {counts[0]} are proved, {counts[1]}"
         f" refused.\n\n{table}\n\n{said}\n"

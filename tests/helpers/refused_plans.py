@@ -29,7 +29,8 @@ from helpers.mistakes import MISTAKES, edited
 from helpers.pipeline_plan import edited as of_pipeline
 from reports import test_code_goldens
 from scalec.compiler.syntax import diagnostics
-from scalec.compiler.syntax.diagnostics import CODES, Diagnostics, PlanError
+from scalec.compiler.syntax.codes import get_codes
+from scalec.compiler.syntax.diagnostics import Diagnostics, PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan
@@ -238,7 +239,7 @@ def rules() -> Iterator[Rule]:
             if (
                 isinstance(node, ast.stmt)
                 and isinstance(code, ast.Constant)
-                and code.value in CODES
+                and code.value in get_codes()
             ):
                 yield Rule(path, str(code.value), node.lineno, node.end_lineno or node.lineno)
 

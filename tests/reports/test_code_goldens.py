@@ -12,14 +12,13 @@ import pytest
 from reports.test_codes import compiled
 from scalec.compiler.analysis.memory import account, fits, too_large
 from scalec.compiler.emit.dtensor import refusals
-from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
-from scalec.compiler.syntax.diagnostics import CODES, Diagnostic, PlanError
+from scalec.compiler.syntax.codes import get_codes, get_example_plan
+from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.tools.importer import import_config
 
-TEXTS: dict[str, Any] = texts()
-PLAN: str = TEXTS.pop("plan")
+PLAN = get_example_plan()
 OP = 'op f(x[.., d]) -> [.., e] over .. from "own:f"\n'
 EDITS = {  # of the plan that `scalec explain` shows, for codes of which it shows no wrong plan
     "E0102": ("theta = 10000", f"theta = {'(' * 64}1{')' * 64}"),
@@ -66,10 +65,9 @@ def written(text: str, target: str = "") -> Callable[[], Any]:
 def makers() -> dict[str, Callable[[], Any]]:
     """For each code something that has it."""
     found: dict[str, Callable[[], Any]] = {}
-    for code, entry in TEXTS.items():
-        if "wrong" in entry:
-            wrong = PLAN.replace(entry.get("at", entry["right"]), entry["wrong"])
-            found[code] = written(wrong, entry.get("target", ""))
+    for code, row in get_codes().items():
+        if row.wrong:
+            found[code] = written(PLAN.replace(row.place, row.wrong), row.target)
     for code, edit in EDITS.items():
         assert edit[0] in PLAN
         found[code] = written(PLAN.replace(*edit, 1))
@@ -103,7 +101,10 @@ def test_each_code_as_it_is_told(
     Path("own.py").write_text("def g(x):\n    return x\n")
     Path("plan.scale").write_text(PLAN)
     made = makers()
-    golden("codes.txt", "".join(f"{told(code, made[code])}\n\n" for code in CODES if code in made))
+    golden(
+        "codes.txt",
+        "".join(f"{told(code, made[code])}\n\n" for code in get_codes() if code in made),
+    )
 
 
 def test_every_code_has_an_example() -> None:
@@ -115,4 +116,4 @@ def test_every_code_has_an_example() -> None:
     }
     for code, test in ELSEWHERE.items():
         assert code in (tests / test).read_text(), f"{code} is not in {test}"
-    assert not CODES.keys() - shown - ELSEWHERE.keys()
+    assert not get_codes().keys() - shown - ELSEWHERE.keys()

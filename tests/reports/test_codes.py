@@ -1,6 +1,7 @@
 """`scalec explain CODE`: every text belongs to a code; wrong plans have it, right plans compile."""
 
-from typing import Any
+import re
+from pathlib import Path
 
 import pytest
 
@@ -10,15 +11,23 @@ from scalec.compiler.cli.compile import DTENSOR
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
-from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
-from scalec.compiler.syntax.diagnostics import CODES, PlanError
+from scalec.compiler.syntax.codes import (
+    CONSTANT,
+    NAME,
+    PLACELESS,
+    WHOLE,
+    get_code,
+    get_codes,
+    get_example_plan,
+)
+from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan, lower
 
-TEXTS: dict[str, Any] = texts()
-PLAN: str = TEXTS.pop("plan")
-SHOWN = [code for code, entry in TEXTS.items() if "wrong" in entry]
+ROOT = Path(__file__).parents[2]
+PLAN = get_example_plan()
+SHOWN = [code for code, row in get_codes().items() if row.wrong]
 
 
 def compiled(text: str, target: str = "") -> Program:
@@ -42,24 +51,36 @@ def codes(text: str, target: str) -> set[str]:
     return {each.code for each in (*advice(program), *large)}
 
 
-def test_every_code_has_a_text() -> None:
-    assert TEXTS.keys() == CODES.keys()
+def test_every_code_of_the_source_has_a_row_and_every_row_is_used() -> None:
+    used: set[str] = set()
+    for folder in ("compiler", "tools", "testing"):
+        for path in (ROOT / folder).rglob("*.py"):
+            used.update(re.findall(r'"([EW]\d{4})"', path.read_text(encoding="utf-8")))
+    assert get_codes().keys() == used
+
+
+def test_rows_are_in_the_order_of_their_numbers() -> None:
+    assert [*get_codes()] == sorted(get_codes())
+
+
+def test_fields_of_a_few_words_have_one_of_these() -> None:
+    for row in get_codes().values():
+        assert row.once_for in ("", NAME, CONSTANT)
+        assert row.leaves in ("", WHOLE, PLACELESS)
 
 
 @pytest.mark.parametrize("code", SHOWN)
 def test_the_wrong_plan_has_the_code_and_the_right_one_compiles(code: str) -> None:
-    entry = TEXTS[code]
-    at = entry.get("at", entry["right"])
-    assert PLAN.count(at) == 1
-    target = entry.get("target", "")
-    assert code in codes(PLAN.replace(at, entry["wrong"]), target)
-    assert not codes(PLAN.replace(at, entry["right"]), target)
+    row = get_code(code)
+    assert PLAN.count(row.place) == 1
+    assert code in codes(PLAN.replace(row.place, row.wrong), row.target)
+    assert not codes(PLAN.replace(row.place, row.right), row.target)
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", get_codes())
 def test_every_code_is_explained(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("explain", code.lower())) == 0
-    assert capsys.readouterr().out.startswith(f"{code}: {CODES[code]}\n")
+    assert capsys.readouterr().out.startswith(f"{code}: {get_code(code).title}\n")
 
 
 def test_words_of_several_lines_are_indented_as_in_a_plan(

@@ -14,7 +14,8 @@ from jsonschema import Draft4Validator, Draft202012Validator
 from helpers.node import modules
 from scalec.compiler.cli import main
 from scalec.compiler.reports.diagnostic_formats import FORMATS
-from scalec.compiler.syntax.diagnostics import CODES, Diagnostic, Note
+from scalec.compiler.syntax.codes import get_code
+from scalec.compiler.syntax.diagnostics import Diagnostic, Note
 from scalec.compiler.syntax.source import Source
 
 MODEL = """model tiny(tokens[batch, seq], labels[batch, seq]) {
@@ -255,7 +256,7 @@ def test_a_workflow_command_is_one_line_that_reads_back(path: str, message: str,
         for key, value in (each.split("=", 1) for each in rest.split(","))
     }
     place = {"line": "1", "endLine": "1", "col": "3", "endColumn": "6"}
-    assert properties == {"file": path, **place, "title": f"E0104: {CODES['E0104']}"}
+    assert properties == {"file": path, **place, "title": f"E0104: {get_code('E0104').title}"}
     assert unescaped(data) == "\n".join(
         (message, "note: seen", *([f"help: {help}"] if help else []))
     )

@@ -10,13 +10,13 @@ import pytest
 from scalec.compiler.config.fields import fields_of
 from scalec.compiler.config.settings import Data, DataSet, Flow, Optimizer, Schedule, Train, Watch
 from scalec.compiler.emit import emit
-from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
+from scalec.compiler.syntax.codes import get_example_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan
 
-EXPERTS: str = texts()["plan"].partition("cluster {")[0]
+EXPERTS: str = get_example_plan().partition("cluster {")[0]
 DENSE = re.sub(r"    m = rmsnorm\(x, norm2.*?x = x \+ m\n", "", EXPERTS, flags=re.DOTALL)
 FLAT = re.sub(r"  repeat layers \{.*\n  \}\n", "", DENSE, flags=re.DOTALL)
 TEXT = "data text { files = [python_stdlib] }"

@@ -2,13 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from helpers.edited_text import replaced
-from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
+from scalec.compiler.syntax.codes import get_code, get_codes, get_example_plan
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.fixes import ROWS, fixes
 from scalec.compiler.syntax.limits import load
@@ -17,8 +16,8 @@ from scalec.compiler.tuning.lowering import compile_plan
 
 RIGHT = load(Path(__file__).parents[2] / "examples" / "06_mlp.scale")
 
-TEXTS: dict[str, Any] = texts()
-PLAN: str = TEXTS.pop("plan")
+PLAN = get_example_plan()
+SHOWN = [code for code, row in get_codes().items() if row.wrong]
 
 MENDED = [
     ("ffn over tp", "fnn over tp", "ffn over tp"),
@@ -76,19 +75,18 @@ def test_the_first_edit_mends_the_plan(words: str, wrong: str, mended: str) -> N
 
 def test_each_row_is_used() -> None:
     texts = [RIGHT.text.replace(words, wrong, 1) for words, wrong, _ in MENDED]
-    shown = [entry for entry in TEXTS.values() if "wrong" in entry]
-    texts += [PLAN.replace(entry.get("at", entry["right"]), entry["wrong"]) for entry in shown]
+    texts += [PLAN.replace(get_code(code).place, get_code(code).wrong) for code in SHOWN]
     helps = {each.help for text in texts for each in told(Source("p", text))}
     assert not [says for says, *_ in ROWS if not any(re.search(says, help) for help in helps)]
 
 
-@pytest.mark.parametrize("code", [code for code, entry in TEXTS.items() if "wrong" in entry])
+@pytest.mark.parametrize("code", SHOWN)
 def test_each_edit_mends_the_example_of_a_code(code: str) -> None:
     """An edit may show another mistake, as a name that is now right is used wrongly; never the
     same.
     """
-    at = TEXTS[code].get("at", TEXTS[code]["right"])
-    broken = Source("plan.scale", PLAN.replace(at, TEXTS[code]["wrong"]))
+    row = get_code(code)
+    broken = Source("plan.scale", PLAN.replace(row.place, row.wrong))
     for diagnostic in told(broken):
         for fix in fixes(diagnostic) if diagnostic.code == code else ():
             now = told(Source("plan.scale", replaced(broken.text, [fix.span], fix.text)))

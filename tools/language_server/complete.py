@@ -11,8 +11,8 @@ from attrs import frozen
 from ...compiler.config.fields import Field, Part, Settings, fields_of, heading_of
 from ...compiler.config.gpus import GPUS
 from ...compiler.config.settings import STDLIB
-from ...compiler.frontend.calls import signature
-from ...compiler.frontend.routes import CALL
+from ...compiler.frontend.arguments import signature
+from ...compiler.frontend.route_call import CALL
 from ...compiler.frontend.sharding import HOW, ZERO
 from ...compiler.ir import STATES
 from ...compiler.ops import OPS, Attribute, OpDef

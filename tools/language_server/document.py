@@ -20,7 +20,6 @@ from ...compiler.analysis.time.clocks import StepTime
 from ...compiler.analysis.time.op_rows import OpRow, op_rows
 from ...compiler.analysis.time.step import step_time
 from ...compiler.config.settings import Train
-from ...compiler.frontend import resolve
 from ...compiler.frontend.load_plan import open_used_file
 from ...compiler.frontend.validate import validate
 from ...compiler.ir import Op, Program
@@ -30,8 +29,7 @@ from ...compiler.syntax.diagnostics import Diagnostic, PlanError
 from ...compiler.syntax.limits import Reader, load
 from ...compiler.syntax.parser import parse_with_mistakes
 from ...compiler.syntax.source import Source, Span, is_ir
-from ...compiler.tuning.look_ahead import look_ahead
-from ...compiler.tuning.lowering import lower
+from ...compiler.tuning.lowering import lower, resolve_plan
 from .mentions import Mention, mentions
 from .moved import TextChange
 from .sent import Ranks, get_collectives_by_rank
@@ -259,7 +257,7 @@ def parse_document(before: Document | None, source: Source, read: Reader = load)
         if is_whole(source) or not syntax:
             syntax = new_syntax
         settings = STAND_IN if new_syntax.is_model else None
-        model = validate(resolve(source, settings, read, look_ahead))
+        model = validate(resolve_plan(source, settings, read))
     except PlanError as error:
         # The author did not write STAND_IN, and cannot mend mistakes in it.
         mistakes = tuple(

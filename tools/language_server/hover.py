@@ -15,8 +15,8 @@ from ...compiler.analysis.time.op_rows import OpRow
 from ...compiler.analysis.time.prices import EXPOSED
 from ...compiler.config.fields import Field, Part, Settings, fields_of
 from ...compiler.config.units import amount, count_words
-from ...compiler.frontend.calls import signature
-from ...compiler.frontend.routes import CALL
+from ...compiler.frontend.arguments import signature
+from ...compiler.frontend.route_call import CALL
 from ...compiler.ir import (
     DATA_DIMS,
     ITEM_BYTES,

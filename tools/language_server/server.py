@@ -19,7 +19,7 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
 
 from ...compiler import __version__
-from ...compiler.frontend.calls import signature
+from ...compiler.frontend.arguments import signature
 from ...compiler.syntax.diagnostics import PlanError
 from ...compiler.syntax.limits import load
 from ...compiler.syntax.source import Source, Span
