@@ -72,7 +72,7 @@ def train_py(
 ) -> str:
     """The text of `train.py`; its header says what was shown about it.
 
-    `known` is the hash of its model, if any.
+    `model_hash` is the hash of its model, "" if it has none.
     """
     return program_files(program, source, proof, model_hash)["train.py"]
 
@@ -87,8 +87,8 @@ def program_files(
 ) -> dict[str, str]:
     """`train.py`, and the files that it reads from its own folder, name → text.
 
-    `known` is the hash of its model, `unpadded` the hash without padding; `tried` are the functions
-    of user ops that were tried.
+    `model_hash` is the hash of its model, `unpadded_hash` the hash without padding, each "" if
+    there is none; `tried` are the functions of user ops that were tried.
     """
     model = model_classes(program)
     names, predictions = names_file(program, model.patterns), predictions_file(program)
