@@ -496,14 +496,20 @@ def test_dump(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     ] == [*PASS_NAMES]
 
 
-def test_a_bug_names_the_pass(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["scalec.compiler.passes.flatten_sums"], "uses", None)
+@pytest.mark.parametrize(
+    ("module", "attribute"),
+    [("passes.flatten_sums", "uses"), ("tuning.decisions.choose_bucket", "fuse_buckets")],
+)
+def test_a_bug_names_the_pass(
+    module: str, attribute: str, scalec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[f"scalec.compiler.{module}"], attribute, None)
     status, out, err = scalec("check", "tiny.scale")
     assert (status, out) == (70, "")
     assert err.startswith("Traceback")
-    assert err.splitlines()[-1].startswith(
-        "this is a bug in scalec, in pass `flatten_sums`: TypeError"
-    )
+    name = module.rpartition(".")[2]
+    last = f"this is a bug in scalec, in pass `{name}`: TypeError"
+    assert err.splitlines()[-1].startswith(last)
 
 
 def test_a_bug_elsewhere_names_the_module(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,8 +104,8 @@ class _Search:
         """
         best, before = cuts[index], cuts[index - 1]
         best_needs, needs_before = self._needs(self._of(best)), self._needs(self._of(before))
-        bytes_for_one = (before.bytes - best.bytes) / (needs_before - best_needs)
-        most = best.bytes + (self._most - best_needs) * bytes_for_one
+        spare, more = self._most - best_needs, needs_before - best_needs
+        most = best.bytes + spare * (before.bytes - best.bytes) / more
         for _ in range(FINER):
             finer = least(values, most, cuts)
             if finer is None or finer.time >= best.time:
@@ -131,9 +131,9 @@ class _Search:
         whole = self._with_recomputed(innermost)
         if self.fits(whole):
             return whole
-        least = min(map(self._needs, (whole, self._plan, *self._known.values())))
+        lowest = min(map(self._needs, (whole, self._plan, *self._known.values())))
         message = (
-            f"a rank needs {amount(least)} whatever is recomputed, and has {amount(self._most)}"
+            f"a rank needs {amount(lowest)} whatever is recomputed, and has {amount(self._most)}"
         )
         help = "take smaller microbatches, or shard parameters and state over more ranks"
         raise wrong("E0419", message, self._program.train.spans["recompute"], help=help)
