@@ -20,10 +20,10 @@ from .user_ops import UserOp
 
 
 @frozen
-class GivenOperand:
-    """An operand of a call, the expression that the plan gives for it, and the value of this."""
+class CallOperand:
+    """An operand of a call: its row in the op's table, its expression and the value of this."""
 
-    operand: Operand
+    entry: Operand
     expr: tree.Expr
     value: str
 
@@ -77,7 +77,7 @@ def get_attrs(
     draft: Draft,
     call: tree.Call,
     entry: OpDef,
-    operands: Sequence[GivenOperand],
+    operands: Sequence[CallOperand],
     attributes: Sequence[tuple[Attribute, tree.Expr]],
 ) -> Attrs:
     """The attributes of a call of `entry`, without the ones that have their default.
@@ -86,14 +86,14 @@ def get_attrs(
     """
     before, attrs = draft.diagnostics.count, dict[str, Attr]()
     with draft.diagnostics.catch():
-        for given in operands:
-            if given.value != UNKNOWN:
-                _check_kind(draft, entry, given)
+        for operand in operands:
+            if operand.value != UNKNOWN:
+                _check_kind(draft, entry, operand)
     first = operands[0].value
     for attribute, expr in attributes:
         with draft.diagnostics.catch():
             attrs[attribute.name] = get_attribute(draft, attribute, expr, first)
-    has_unknown = any(given.value == UNKNOWN for given in operands)
+    has_unknown = any(operand.value == UNKNOWN for operand in operands)
     if has_unknown or draft.diagnostics.count > before:
         op = Op(entry.name, (), (), tuple(attrs.items()), span=call.span)
         check_ranges(entry, op, draft.diagnostics)
@@ -105,16 +105,16 @@ def get_attrs(
     return tuple((name, value) for name, value in attrs.items() if value != defaults[name])
 
 
-def _check_kind(draft: Draft, entry: OpDef, given: GivenOperand) -> None:
+def _check_kind(draft: Draft, entry: OpDef, operand: CallOperand) -> None:
     """Token ids go where they are looked up, labels into the loss, and numbers everywhere else."""
-    operand, input_name = given.operand, ""
-    if draft.builder.types[given.value].dtype not in FLOATS:
-        input_name = given.value
-    if input_name != operand.input_name:
-        wanted = f"the input `{operand.input_name}`" if operand.input_name else "numbers"
+    expected, input_name = operand.entry.input_name, ""
+    if draft.builder.types[operand.value].dtype not in FLOATS:
+        input_name = operand.value
+    if input_name != expected:
+        wanted = f"the input `{expected}`" if expected else "numbers"
         message = f"`{entry.name}` takes {wanted} here"
         help = f"it is written `{signature(entry)}`"
-        raise wrong("E0607", message, given.expr.span, f"`{operand.name}`", help)
+        raise wrong("E0607", message, operand.expr.span, f"`{operand.entry.name}`", help)
 
 
 def unknown_op(call: tree.Call, dims: Sequence[str], user_ops: Mapping[str, UserOp]) -> PlanError:

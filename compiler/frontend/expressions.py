@@ -14,7 +14,7 @@ from ..syntax.diagnostics import did_you_mean, wrong
 from .arguments import get_arguments
 from .arithmetic import Scalar, evaluate
 from .builder import UNKNOWN, Attrs
-from .calls import GivenOperand, get_attrs, unknown_op, write_op_call, write_user_op_call
+from .calls import CallOperand, get_attrs, unknown_op, write_op_call, write_user_op_call
 from .draft import Draft
 from .errors import check_count
 from .expert_rules import check_op
@@ -53,13 +53,13 @@ def write_arguments(draft: Draft, call: tree.Call, entry: OpDef) -> tuple[tuple[
     operand_exprs, attribute_exprs = get_arguments(call, entry, draft.scope.is_number)
     for operand, expr in operand_exprs:
         draft.parameters.begin(expr, operand.init)
-    operands: list[GivenOperand] = []
+    operands: list[CallOperand] = []
     for operand, expr in operand_exprs:
         # a plain x goes by the op that makes it
         stem = "" if operand.name == "x" else f"_{operand.name}"
-        operands.append(GivenOperand(operand, expr, write_tensor(draft, expr, stem)))
+        operands.append(CallOperand(operand, expr, write_tensor(draft, expr, stem)))
     attrs = get_attrs(draft, call, entry, operands, attribute_exprs)
-    return tuple(given.value for given in operands), attrs
+    return tuple(operand.value for operand in operands), attrs
 
 
 def _write(draft: Draft, expr: tree.Expr, like: str) -> str:

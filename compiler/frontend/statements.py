@@ -29,17 +29,17 @@ class Statements:
         """Writes all statements of a model; the ones with mistakes are left out."""
         for item in model.body:
             if isinstance(item, tree.Statement):
-                with self._left_out_if_wrong(item):
+                with self._leave_out_if_wrong(item):
                     self._routes.begin(item)
                     self._write(item)
 
     def _write_body(self, body: Sequence[tree.Statement]) -> None:
         for item in body:
-            with self._left_out_if_wrong(item):
+            with self._leave_out_if_wrong(item):
                 self._write(item)
 
     @contextmanager
-    def _left_out_if_wrong(self, item: tree.Statement) -> Generator[None]:
+    def _leave_out_if_wrong(self, item: tree.Statement) -> Generator[None]:
         """A statement with a mistake inside, which is reported, has no ops and binds nothing."""
         builder, scope, diagnostics = (
             self._draft.builder,
