@@ -2,7 +2,7 @@
 each in `FUNCTIONS`.
 
 Purpose: what a program does there must be what these do; names and lines may be others.
-Non-goals: the model, and functions that are the same in all programs (`module`).
+Non-goals: the model (`module`), and what functions of `torch_ops.py` do.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class Plan:
     @property
     def type(self) -> str:
         """The type of what runs the model."""
-        return "'Pipeline'" if self.program.pipeline else "nn.Module"
+        return "Pipeline" if self.program.pipeline else "nn.Module"
 
     def parameters_of_step(self, more: str = "") -> str:
         """The arguments of a step, with `more` before the batch."""
@@ -86,7 +86,10 @@ def _build(plan: Plan) -> Iterator[str]:
         params = f"model.parameters(), weight_decay={next(iter(groups)).weight_decay!r}"
     kind = f"AdamW({params}, betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
     kind = kind if settings.kind == "adamw" else f"SGD({params}, momentum={settings.momentum!r}"
-    yield f"    return model, torch.optim.{kind}, lr={settings.lr!r})"
+    yield f"    optimizer = torch.optim.{kind}, lr={settings.lr!r})"
+    if _ops(program, "loss_scale"):
+        yield "    start_loss_scale(optimizer)"
+    yield "    return model, optimizer"
 
 
 def _pipeline(plan: Plan, pipeline: Pipeline) -> Iterator[str]:
@@ -256,6 +259,28 @@ FUNCTIONS: dict[str, Callable[[Plan], Iterator[str]]] = {
     "learning_rate": _learning_rate,
 }
 """The text of each function that a program has for its plan, by its name."""
+
+MAIN = '''
+def main() -> None:
+    """Trains on random windows of a file's bytes; `torchrun … train.py FILE [STEPS]`."""
+    mesh = start_run(MESH)
+    torch.manual_seed(SEED)
+    model, optimizer = build(mesh)
+    tokens = read_bytes(sys.argv[1])
+    steps = int(sys.argv[2]) if sys.argv[2:] else STEPS
+    for step in range(steps):
+        rows = random_windows(tokens, GLOBAL_BATCH, SEQ + 1)
+        batch = microbatches(mesh, rows[:, :-1], rows[:, 1:])
+        metrics = train_step(model, optimizer, batch, learning_rate(step, steps))
+        if dist.get_rank() == 0:
+            print(f"step {step}  loss {metrics.loss:.4f}  norm {metrics.norm:.3f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+'''
+"""The run of a program that trains on the bytes of a file: its function, and what calls it."""
 
 IN_STEP = {
     "count_valid": "count_valid",
