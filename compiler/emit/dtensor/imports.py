@@ -16,7 +16,7 @@ LIBRARY = "torch_ops"
 
 LIBRARY_FILE = f"{LIBRARY}.py"
 MISSING = f"copy {LIBRARY_FILE} beside this file, or compile the plan again"
-"""What to do where a program does not find the library."""
+"""The remedy where a program does not find the library."""
 
 Modules = tuple[tuple[str, tuple[str, ...]], ...]
 

@@ -57,7 +57,8 @@ def sharding_lines(program: Program, patterns: Mapping[str, str]) -> Iterator[st
         arguments = [*_sharding_arguments(program, modules.buckets)]
         if policy:
             arguments.append("mp_policy=policy")
-        yield f"for module in {'stages' if program.pipeline else modules.expression}:"
+        expression = "stages" if program.pipeline else modules.expression
+        yield f"for module in {expression}:"
         for line in call("fully_shard", arguments, 0, after=4).split("\n"):
             yield f"    {line}"
         yield "    sum_gradients(module)"
