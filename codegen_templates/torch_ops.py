@@ -115,7 +115,7 @@ def by_microbatch(
 
 
 def zigzag_order(size: int, ranks: int) -> Tensor:
-    """The positions of a sequence in the order in which ranks have them.
+    """The positions of a sequence, ordered by the ranks that have them.
 
     Of 2n chunks, rank r has chunks r and 2n − 1 − r: under a causal mask all ranks then have the
     same work.  With one rank the order is 0, 1, …
@@ -227,11 +227,11 @@ def embedding(tokens: Tensor, table: Tensor) -> Tensor:
 
 
 def local_embedding(tokens: Tensor, table: Tensor, rows: Tensor) -> Tensor:
-    """The rows, number `rows`, that this rank has of a table, and zeros for the other rows."""
+    """Rows of this rank's part of a table, whose numbers are `rows`; zeros for other rows."""
     local = tokens - rows[0]
     outside = (local < 0) | (local >= len(rows))
-    found = nn.functional.embedding(local.masked_fill(outside, 0), table)
-    return found.masked_fill(outside.unsqueeze(-1), 0)
+    vectors = nn.functional.embedding(local.masked_fill(outside, 0), table)
+    return vectors.masked_fill(outside.unsqueeze(-1), 0)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -263,14 +263,12 @@ def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
 
 
 def sum_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which sums are kept: float64 for float64, else float32."""
+    """The dtype of sums: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def concat(*tensors: Tensor) -> Tensor:
-    """Tensors concatenated along their last dims, and repeated along dims in which they have
-    size 1.
-    """
+    """Tensors concatenated along their last dims, and repeated along other dims of size 1."""
     shapes = [x.shape[:-1] for x in tensors]
     shape: torch.Size = cast(Any, torch).broadcast_shapes(*shapes)
     return torch.cat([x.expand(*shape, x.shape[-1]) for x in tensors], dim=-1)
@@ -402,7 +400,7 @@ def kept_frequencies(
     """The share of each frequency that stays as it is in a context longer than `original`.
 
     The rest is divided by a factor.  Frequencies that turn at least `high` times in the original
-    context stay, and those below `low` turns do not.
+    context stay, and frequencies below `low` turns do not.
     """
     if scaling == "llama3":
         turns = original * frequency / (2 * math.pi)
@@ -431,7 +429,7 @@ def rope(x: Tensor, table: Tensor) -> Tensor:
 class Scores(NamedTuple):
     """How queries see keys.
 
-    `order` has the positions of the sequence in the order in which ranks have them; queries and
+    `order` has the positions of the sequence, ordered by the ranks that have them; queries and
     keys are numbered in that order.  `documents` is [batch, seq].
     """
 
@@ -877,7 +875,7 @@ def reduced_gradients(model: nn.Module, dtype: torch.dtype | None = None) -> lis
 
 
 def total_norm(gradients: Sequence[DTensor]) -> Tensor:
-    """The norm of all gradients: one sum over ranks for those of the same placements."""
+    """The norm of all gradients: one sum over ranks for all that are placed alike."""
     squares: dict[tuple[Placement, ...], list[Tensor]] = {}
     for gradient in gradients:
         square = gradient.to(sum_dtype(gradient)).square().sum()
@@ -1185,7 +1183,7 @@ def share(stages: Sequence[nn.Module], name: str) -> None:
 
 
 def all_microbatches(microbatches: Sequence[Tensor], dim: int) -> DTensor:
-    """Microbatches as one DTensor; a schedule splits each rank's part into microbatches again."""
+    """Microbatches as one DTensor; a schedule splits each rank's part again."""
     parts = [cast(DTensor, microbatch) for microbatch in microbatches]
     local = torch.cat([part.to_local() for part in parts], dim)
     return DTensor.from_local(local, parts[0].device_mesh, parts[0].placements, run_check=False)
