@@ -3,7 +3,7 @@ them.
 
     .venv/bin/python benchmarks/readability.py [--lower] [--where GAUGE]
 
-Prints each gauge of the compiler, the runtime and the library beside its ratchet and its goal,
+Prints each gauge of the compiler, the runtime and the libraries beside its ratchet and its goal,
 which are in readability.toml.  The status is 1 where a gauge is above its ratchet.  A ratchet may
 only fall: `--lower` writes the gauges that have fallen.  `--where` lists the places that a gauge
 counts.
@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RATCHETS = Path(__file__).with_suffix(".toml")
-FOLDERS = ("compiler", "entry", "formats", "runtime", "tools")
+FOLDERS = ("codegen_templates", "compiler", "entry", "formats", "runtime", "tools")
 DOCUMENTS = ("README.md", "docs/*.md", "docs/decisions/*.md")
 
 WIDEST = 100

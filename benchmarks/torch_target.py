@@ -6,6 +6,7 @@ and bytes beyond.  Host time: CPU time of a step of both programs, in turns, at 
 only the host's work shows.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -146,6 +147,7 @@ def _imported(files: dict[str, str], folder: Path) -> ModuleType:
     folder.mkdir()
     for name, text in files.items():
         (folder / name).write_text(text)
+    sys.path.insert(0, str(folder))  # for `torch_ops.py`; the process runs one plan alone
     return imported(folder / "train.py")
 
 

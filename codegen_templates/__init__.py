@@ -1,1 +1,1 @@
-"""Templates of the emitted files, read through `importlib.resources`.  Text only: no logic lives here."""
+"""Texts of emitted files: templates, and the library that programs of torch alone import."""

@@ -153,7 +153,7 @@ def shipped_files() -> Iterator[Path]:
     """Where each file of the package folders belongs in the wheel."""
     for package, folder in FOLDERS.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in SHIPPED and path.name != "ruff.toml":
+            if path.suffix in SHIPPED:
                 yield Path(*package.split("."), path.relative_to(ROOT / folder))
 
 

@@ -397,10 +397,11 @@ COMPILE = Command(
     "Prints what a step communicates and the command that starts training.  Never overwrites"
     " files that\n"
     "scalec did not write.\n"
-    "With --target dtensor DIR/train.py imports nothing but torch, reads DIR/schedule.csv"
-    " alone, and trains on the\n"
-    "bytes of a file, or in a loop of your own on any data; it saves and watches nothing by"
-    " itself.",
+    "With --target dtensor DIR/train.py imports nothing but torch and DIR/torch_ops.py, which"
+    " imports torch alone;\n"
+    "it reads DIR/schedule.csv if it has a pipeline, and trains on the bytes of a file, or in a"
+    " loop of your own on\n"
+    "any data; it saves and watches nothing by itself.",
     "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
 )
 

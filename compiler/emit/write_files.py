@@ -15,6 +15,7 @@ MARK = "Written by scalec"
 
 
 PROGRAM = "train.py"
+ACCOUNT = "plan.json"
 
 
 class OutputError(Exception):
@@ -75,13 +76,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_known(path: Path) -> bool:
-    """Whether a file without a mark is the one whose hash a program beside it has."""
-    program = path.with_name(PROGRAM)
-    return (
-        program.is_file()
-        and _is_ours(program)
-        and sha256(path.read_bytes()).hexdigest() in program.read_text()
-    )
+    """Whether the program beside a file, or the program's account, has the hash of the file."""
+    digest = sha256(path.read_bytes()).hexdigest()
+    for name in (PROGRAM, ACCOUNT):
+        file = path.with_name(name)
+        if file.is_file() and _is_ours(file) and digest in file.read_text():
+            return True
+    return False
 
 
 def _companions(folder: Path) -> list[Path]:
@@ -91,7 +92,7 @@ def _companions(folder: Path) -> list[Path]:
     return [
         path
         for path in folder.glob("*.*")
-        if path.suffix in (".csv", ".json") and path.is_file() and _is_known(path)
+        if path.suffix in (".csv", ".json", ".py") and path.is_file() and _is_known(path)
     ]
 
 

@@ -23,7 +23,7 @@ from ..syntax.limits import load
 from ..syntax.source import Source, Span
 from .errors import check_name
 
-NOT_OURS = {"scalec", "torch", "train", *sys.stdlib_module_names}
+NOT_OURS = {"scalec", "torch", "torch_ops", "train", *sys.stdlib_module_names}
 """The names that a file beside `train.py` must not have: it would hide the program, or a module
 it imports.
 """

@@ -341,7 +341,18 @@ def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
     scalec("compile", "tiny.scale", "--target", "dtensor", "-o", "out/torch")
     status, out, err = scalec("verify", "--recheck", "out/torch")
     assert (status, err) == (0, "")
-    assert out.endswith("train.py  104 ops, each matched to the IR, and every line as written\n")
+    assert out.endswith(
+        "train.py  104 ops, each matched to the IR, and every line as written\ntorch_ops.py "
+        " as written\n"
+    )
+    library = Path("out/torch/torch_ops.py")
+    text = library.read_text()
+    library.write_text(text.replace("src_data_rank=None", "src_data_rank=0"))
+    status, _, err = scalec("verify", "--recheck", "out/torch")
+    assert status == 1
+    assert "torch_ops.py is not the plan's" in err
+    assert "src_data_rank=None" in err
+    library.write_text(text)
     path = Path("out/torch/train.py")
     path.write_text(
         path.read_text().replace("reduced_gradients(model)", "list(model.parameters())", 1)

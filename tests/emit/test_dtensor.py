@@ -4,6 +4,8 @@ calls that fail.
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import Case, plan_text
 from helpers.random_models import own_ops
 from helpers.torch_target import compiled, files_of, text_of
-from scalec.codegen_templates.torch_recompute import recompute
+from scalec.codegen_templates.torch_ops import recompute
 from scalec.compiler.emit.dtensor import emit, for_torch, refusals
 from scalec.compiler.emit.dtensor.refusals import REFUSALS
 from scalec.compiler.frontend import resolve
@@ -88,10 +90,42 @@ def test_a_program_that_is_started_otherwise_says_how(
 
 @pytest.mark.parametrize("model", ["llama", "every", "tied"])
 def test_the_program_imports_torch_alone(model: str) -> None:
-    tree = ast.parse(text_of(plan_text(Case(dp=2, tp=2, sp=True, model=model))))
-    modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name for name in modules if "scalec" in name or "runtime" in name} == set()
-    assert any(name.startswith("torch.distributed.tensor") for name in modules)
+    """Beside Python's own modules, and the library that is written beside it."""
+    files = files_of(plan_text(Case(dp=2, tp=2, sp=True, model=model)))
+    assert _imports(files["train.py"]) - sys.stdlib_module_names == {"torch", "torch_ops"}
+    assert _imports(files["torch_ops.py"]) - sys.stdlib_module_names == {"torch"}
+
+
+def _imports(text: str) -> set[str]:
+    """The modules that a text imports, without their parts."""
+    modules: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            modules.append(node.module or "")
+        elif isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+    return {module.partition(".")[0] for module in modules}
+
+
+def test_all_programs_have_the_same_library_and_import_what_they_use_of_it() -> None:
+    plans = [Case(), Case(dp=2, tp=2, sp=True, model="every"), Case(cp=2, how="via ring")]
+    libraries: set[str] = set()
+    for case in plans:
+        files = files_of(plan_text(case))
+        libraries.add(files["torch_ops.py"])
+        body = files["train.py"].partition("except ModuleNotFoundError")[2]
+        (imported,) = re.findall(r"from torch_ops import \(([^)]*)\)", files["train.py"])
+        for name in re.findall(r"\w+", imported):
+            assert re.search(rf"\b{name}\b", body), name
+    assert len(libraries) == 1
+
+
+def test_a_program_without_its_library_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(text_of(plan_text(Case())))
+    command = [sys.executable, str(tmp_path / "train.py")]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    said = "error: No module named 'torch_ops': copy torch_ops.py beside this file, or compile the"
+    assert (ran.returncode, ran.stderr) == (1, f"{said} plan again\n")
 
 
 @pytest.mark.parametrize(

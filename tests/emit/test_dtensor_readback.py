@@ -100,7 +100,11 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
         "gradients that keep the scale": ("gradient.div_(scale)", "gradient.div_(1.0)"),
         "a scale that stays": ("        adapt_loss_scale(optimizer, grad_norm)", "        pass"),
         "sums in more bits": ("(model, torch.bfloat16)", "(model)"),
-        "a checkpoint without the scale": ("dcp.save(scaled_state(", "dcp.save(training_state("),
+        "a checkpoint without the scale": (
+            "    start_loss_scale(optimizer)\n",
+            "",
+            "return model, optimizer",
+        ),
     },
     "stages": {
         "other layers of a stage": ("(range(0, 1), range(1, 2))", "(range(0, 2), range(2, 2))"),
@@ -400,21 +404,17 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
             "for tokens, labels in batch]) / max(num_tokens, 1)",
             "for tokens, labels in batch]) / len(batch)",
         ),
-        "another function on DTensors": (
-            "self.softcap * torch.tanh",
-            "torch.tanh",
-        ),
         "another sum of losses": (
-            "reduce(torch.add, terms)",
-            "reduce(torch.maximum, terms)",
+            "whole_sum(losses)",
+            "sum(losses)",
         ),
-        "values that differ by rank": (
-            "src_data_rank=None",
-            "src_data_rank=0",
+        "another mesh of a run": (
+            "start_run(MESH)",
+            'start_run({"dp": 4})',
         ),
-        "another device": (
-            'int(os.environ["LOCAL_RANK"])',
-            "0",
+        "other rows of a run": (
+            "rows[:, 1:])",
+            "rows[:, :-1])",
         ),
         "another seed": (
             "torch.manual_seed(SEED)",
@@ -425,9 +425,35 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
             "from torch.nn.functional import gelu as silu",
         ),
         "an import left out": (
-            "from torch.distributed.tensor.experimental import local_map\n",
+            "from torch.distributed.tensor import Replicate, Shard\n",
+            "from torch.distributed.tensor import Shard\n",
+            "self.wte = weight(",
+        ),
+        "an import of the run left out": (
+            "import torch.distributed as dist\n",
             "",
-            "def on_each_rank",
+            "def main(",
+        ),
+        "a function of the library left out": (
+            "        whole_sum,\n",
+            "",
+            "loss = whole_sum(losses)",
+        ),
+        "a function of the library for another": (
+            "        rms_norm,\n",
+            "        layer_norm as rms_norm,\n",
+        ),
+        "a function that the library lacks": (
+            "        rms_norm,\n",
+            "        rms_norm,\n        run_command,\n",
+        ),
+        "another library": (
+            "from torch_ops import",
+            "from torch_opts import",
+        ),
+        "something else where the library is missing": (
+            'sys.exit(f"error: {error}: copy',
+            'sys.stderr.write(f"error: {error}: copy',
         ),
         "a module that no program imports": (
             "import math\n",

@@ -172,3 +172,25 @@ def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(
         == f"cannot write `{tmp_path}`: read-only file system; choose another folder with -o"
     )
     assert contents(tmp_path) == FILES
+
+
+def test_files_that_the_account_has_the_hash_of_are_replaced_and_removed(tmp_path: Path) -> None:
+    """As the files of programs of torch alone, which know no hashes themselves."""
+    library, rows = "# Written by scalec\n", "0F0,0B0\n"
+    hashes = ", ".join(f'"{sha256(text.encode()).hexdigest()}"' for text in (library, rows))
+    account = f'{{"written_by": "scalec 0.1.0", "files": [{hashes}]}}\n'
+    beside = {"torch_ops.py": library, "schedule.csv": rows}
+    write(tmp_path, FILES | beside | {"plan.json": account})
+    newer = FILES | beside | {"schedule.csv": "0F0,0F1\n", "plan.json": account}
+    write(tmp_path, newer)
+    assert contents(tmp_path) == newer
+    write(tmp_path, FILES | {"schedule.csv": "0F0,0F1\n", "plan.json": account})
+    assert "torch_ops.py" not in contents(tmp_path)
+
+
+def test_a_library_that_somebody_changed_stays(tmp_path: Path) -> None:
+    account = f'{{"written_by": "scalec 0.1.0", "files": ["{sha256(b"x").hexdigest()}"]}}\n'
+    write(tmp_path, FILES | {"torch_ops.py": "x", "plan.json": account})
+    (tmp_path / "torch_ops.py").write_text("x = 1\n")
+    write(tmp_path, FILES)
+    assert contents(tmp_path) == FILES | {"torch_ops.py": "x = 1\n"}

@@ -30,6 +30,7 @@ from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import SEQ, Case, plan_text
 from helpers.oracle.reference import Tensors
+from scalec.codegen_templates import torch_ops
 
 REFUSED = {"dropped", "dropped, one whole"}
 """Those with dropout."""
@@ -114,13 +115,13 @@ def _losses(
     mesh = torch_target.mesh_of(program)
     model, optimizer = program.build(mesh)
     if start is None:
-        program.load_checkpoint(model, optimizer, saved)
+        torch_ops.load_checkpoint(model, optimizer, saved)
     else:
-        torch_target.fill(program, model, start)
+        torch_target.fill(model, start)
     found: list[complex] = []
     for number, batch in enumerate(batches):
         metrics = program.train_step(model, optimizer, program.microbatches(mesh, *batch), LR)
         found.append(complex(metrics.loss, metrics.norm))
         if start is not None and number == 1:
-            program.save_checkpoint(model, optimizer, saved)
+            torch_ops.save_checkpoint(model, optimizer, saved)
     return found

@@ -20,6 +20,7 @@ from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.harness import Part
 from helpers.oracle.plans import Case, plan_text
+from scalec.codegen_templates import torch_ops
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
@@ -179,10 +180,10 @@ def _go_on(program: ModuleType, batch: Any, folder: Path) -> None:
     torch.set_deterministic_debug_mode("default")
     mesh = torch_target.mesh_of(program)
     model, optimizer = program.build(mesh)
-    program.load_checkpoint(model, optimizer, str(folder / "torch"))
-    program.save_checkpoint(model, optimizer, str(folder / "same"))
+    torch_ops.load_checkpoint(model, optimizer, str(folder / "torch"))
+    torch_ops.save_checkpoint(model, optimizer, str(folder / "same"))
     program.train_step(model, optimizer, program.microbatches(mesh, *batch), LR)
-    program.save_checkpoint(model, optimizer, str(folder / "next"))
+    torch_ops.save_checkpoint(model, optimizer, str(folder / "next"))
 
 
 def _values(path: Path) -> dict[str, torch.Tensor]:

@@ -32,6 +32,7 @@ from helpers.oracle import harness, reference
 from helpers.oracle.compare import assert_same
 from helpers.oracle.models import HEADS, Model
 from helpers.oracle.plans import Case, plan_text
+from scalec.codegen_templates import torch_ops
 from scalec.compiler.analysis.bucket_layout import layout_of
 from scalec.compiler.emit.dtensor import for_torch
 from scalec.compiler.frontend import resolve
@@ -473,8 +474,8 @@ def _scaled(
     """Loss, norm, the loss scale, steps since it changed, and parameters, after each step."""
     mesh = torch_target.mesh_of(module)
     model, optimizer = module.build(mesh)
-    torch_target.fill(module, model, test_fp16.initial())
-    _set_scale(module, optimizer, scale, good)
+    torch_target.fill(model, test_fp16.initial())
+    _set_scale(optimizer, scale, good)
     return [_scaled_step(module, model, optimizer, mesh, batch) for batch in batches]
 
 
@@ -482,12 +483,12 @@ def _scaled_step(
     module: ModuleType, model: Any, optimizer: Any, mesh: Any, batch: harness.Inputs
 ) -> tuple[Any, ...]:
     metrics = module.train_step(model, optimizer, module.microbatches(mesh, *batch), test_fp16.LR)
-    scale_and_steps = map(float, module.scale_and_steps(optimizer))
+    scale_and_steps = map(float, torch_ops.scale_and_steps(optimizer))
     return float(metrics.loss), float(metrics.norm), *scale_and_steps, torch_target.whole(model)
 
 
-def _set_scale(module: ModuleType, optimizer: Any, scale: float, good: int) -> None:
-    for own, value in zip(module.scale_and_steps(optimizer), (scale, good), strict=True):
+def _set_scale(optimizer: Any, scale: float, good: int) -> None:
+    for own, value in zip(torch_ops.scale_and_steps(optimizer), (scale, good), strict=True):
         own.fill_(value)
 
 
@@ -515,13 +516,13 @@ def _resumed(
     first, second = batches
     mesh = torch_target.mesh_of(module)
     model, optimizer = module.build(mesh)
-    torch_target.fill(module, model, test_fp16.initial())
-    _set_scale(module, optimizer, 2.0**10, 1998)
+    torch_target.fill(model, test_fp16.initial())
+    _set_scale(optimizer, 2.0**10, 1998)
     _scaled_step(module, model, optimizer, mesh, first)
-    module.save_checkpoint(model, optimizer, folder)
+    torch_ops.save_checkpoint(model, optimizer, folder)
     undisturbed = _scaled_step(module, model, optimizer, mesh, second)
     model, optimizer = module.build(mesh)
-    module.load_checkpoint(model, optimizer, folder)
+    torch_ops.load_checkpoint(model, optimizer, folder)
     return [undisturbed, _scaled_step(module, model, optimizer, mesh, second)]
 
 
@@ -626,9 +627,9 @@ def _written_loss(module: ModuleType, folder: str) -> float:
     batch = module.microbatches(mesh, *_rows())
     before = float(module.eval_step(model, batch).loss)
     torch.manual_seed(3)
-    module.save_weights(module.build(mesh)[0], folder)
+    torch_ops.save_weights(module.build(mesh)[0], module.NAMES, folder)
     other, _ = module.build(mesh)
-    module.load_weights(other, folder)
+    torch_ops.load_weights(other, module.NAMES, folder)
     assert float(module.eval_step(other, batch).loss) == before
     return before
 

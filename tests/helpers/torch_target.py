@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from helpers.forked_ranks import run_ranks
 from helpers.oracle.harness import Inputs, imported
 from helpers.oracle.reference import Step, Tensors
+from scalec.codegen_templates.torch_ops import distribute
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.frontend import resolve
 from scalec.compiler.syntax.limits import load
@@ -36,22 +37,23 @@ def files_of(plan: str, path: str = "tiny.scale") -> dict[str, str]:
 def of_file(plan: Path, folder: Path) -> ModuleType:
     """The program of a plan's file, with what lies beside it, written to `folder` and imported."""
     source = load(plan)
-    folder.mkdir()
-    for name, text in emit(lower(for_torch(resolve(source))), source).items():
+    return _imported(emit(lower(for_torch(resolve(source))), source), folder)
+
+
+def compiled(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
+    """The program of a plan, written to `folder` and imported."""
+    return _imported(files_of(plan, at), folder)
+
+
+def _imported(files: dict[str, str], folder: Path) -> ModuleType:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
         (folder / name).write_text(text)
     sys.path.insert(0, str(folder))
     try:
         return imported(folder / "train.py")
     finally:
         sys.path.remove(str(folder))
-
-
-def compiled(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
-    """The program of a plan, written to `folder` and imported."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files_of(plan, at).items():
-        (folder / name).write_text(text)
-    return imported(folder / "train.py")
 
 
 def run(
@@ -113,20 +115,20 @@ def _train(
     model, optimizer = module.build(mesh)
     for stage in model.schedule._stages if hasattr(model, "schedule") else ():
         stage._runtime_validate = is_read
-    fill(module, model, start)
+    fill(model, start)
     return [
         _step(module, model, optimizer, module.microbatches(mesh, *batch), lr, start)
         for batch in batches
     ]
 
 
-def fill(module: ModuleType, model: torch.nn.Module, start: Tensors) -> None:
+def fill(model: torch.nn.Module, start: Tensors) -> None:
     """Each parameter's part of global values, whose layers lie one after the other."""
     with torch.no_grad():
         for name, param in model.named_parameters():
             value: Any = param.data
             value.copy_(
-                module.placed(start[name].view(value.shape), value.device_mesh, value.placements)
+                distribute(start[name].view(value.shape), value.device_mesh, value.placements)
             )
 
 

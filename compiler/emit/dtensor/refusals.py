@@ -38,46 +38,35 @@ class Refusal:
 def refuse(program: Program) -> None:
     """Raises PlanError with all parts of a program that torch cannot express."""
     diagnostics = Diagnostics()
+    help = "compile without `--target dtensor`, or change this part of the plan"
     for refusal in REFUSALS:
-        if (span := next(refusal.where(program), None)) is not None:
-            unable = (
-                f"torch {version('torch').partition('+')[0]} alone cannot express {refusal.feature}"
-            )
-            message = (
-                unable
-                if refusal.why
-                else f"`--target dtensor` does not write {refusal.feature} yet"
-            )
-            help = "compile without `--target dtensor`, or change this part of the plan"
-            diagnostics.error(
-                "E0707",
-                message,
-                span,
-                notes=(Note(None, refusal.why),) if refusal.why else (),
-                help=help,
-            )
+        span = next(refusal.where(program), None)
+        if span is None:
+            continue
+        if refusal.why:
+            torch = f"torch {version('torch').partition('+')[0]}"
+            message = f"{torch} alone cannot express {refusal.feature}"
+            notes = (Note(None, refusal.why),)
+            diagnostics.error("E0707", message, span, notes=notes, help=help)
+        else:
+            message = f"`--target dtensor` does not write {refusal.feature} yet"
+            diagnostics.error("E0707", message, span, help=help)
     diagnostics.check()
 
 
 def without_effect(program: Program) -> Iterator[Diagnostic]:
     """Warnings about settings of a run that only programs of scalec's runtime follow."""
     watch, train = program.watch, program.train
-    watched = [
-        setting.key
-        for setting in fields_of(Watch)
-        if getattr(watch, setting.key) != getattr(Watch(), setting.key)
-    ]
-    for name in (*watched, *train.saves):
-        span = (watch if name in watched else train).spans[name]
-        message = (
-            f"`{name}` has no effect: a program of torch alone saves and watches nothing by itself"
-        )
-        yield Diagnostic(
-            "W0912",
-            message,
-            span,
-            help="compile without `--target dtensor`, or do this in your own loop",
-        )
+    spans: dict[str, Span] = {}
+    for setting in fields_of(Watch):
+        if getattr(watch, setting.key) != getattr(Watch(), setting.key):
+            spans[setting.key] = watch.spans[setting.key]
+    for name in train.saves:
+        spans[name] = train.spans[name]
+    why = "a program of torch alone saves and watches nothing by itself"
+    help = "compile without `--target dtensor`, or do this in your own loop"
+    for name, span in spans.items():
+        yield Diagnostic("W0912", f"`{name}` has no effect: {why}", span, help=help)
 
 
 def _elastic(program: Program) -> Iterator[Span]:
@@ -89,13 +78,18 @@ CHOOSING = ("top", "sort_by_expert", "dispatch")
 """The ops by which tokens choose experts."""
 
 
+def _choices(program: Program) -> Iterator[Span]:
+    for op in walk(program.forward.body):
+        if op.kind in CHOOSING:
+            yield op.span
+
+
 def _draws(program: Program) -> Iterator[Span]:
-    if any(are_draws(arg.value.type) for arg in program.microbatches.args):
-        yield next(
-            op.span
-            for op in walk(program.forward.body)
-            if "dropout" in op.kind or "dropout" in dict(op.attrs)
-        )
+    if not any(are_draws(arg.value.type) for arg in program.microbatches.args):
+        return
+    for op in walk(program.forward.body):
+        if "dropout" in op.kind or "dropout" in dict(op.attrs):
+            yield op.span
 
 
 def _limit(program: Program) -> Iterator[Span]:
@@ -107,53 +101,50 @@ def _zigzag(program: Program) -> Iterator[Span]:
     """Two chunks of the sequence over several axes, or of a parameter that has a row for each
     position.
     """
-    claims = [claim for claim in program.claims if claim.zigzag]
-    if claims and (
-        len(program.zigzags) > 1 or any(SEQUENCE in param.type.dims for param in program.params)
-    ):
-        yield claims[0].span
+    has_positions = any(SEQUENCE in param.type.dims for param in program.params)
+    if has_positions or len(program.zigzags) > 1:
+        for claim in program.claims:
+            if claim.zigzag:
+                yield claim.span
 
 
 def _order(program: Program) -> Iterator[Span]:
     """Dims over axes in another order than the mesh's."""
     order = [axis.name for axis in program.axes]
     for op in walk(program.forward.body):
-        for type in (value.type for value in op.outputs):
-            if any(
-                [*axes] != sorted(axes, key=order.index) for axes in map(type.axes_of, type.dims)
-            ):
-                yield op.span
+        for value in op.outputs:
+            for dim in value.type.dims:
+                axes = [*value.type.axes_of(dim)]
+                if axes != sorted(axes, key=order.index):
+                    yield op.span
 
 
 def _modules_of_mixed_sharding(program: Program) -> Iterator[Span]:
     """Modules whose parameters are sharded over several axes, or gathered and reduced in
     several ways.
     """
-    repeats = (
-        {}
-        if program.pipeline
-        else {param.name: param.type.dims[: param.stacked] for param in program.params}
-    )
-    alike: dict[tuple[str, ...], set[object]] = {}
+    repeats: dict[str, tuple[str, ...]] = {}
+    if not program.pipeline:
+        repeats = {param.name: param.type.dims[: param.stacked] for param in program.params}
+    axes_by_repeats: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    ways_by_layers: dict[tuple[str, ...], set[tuple[bool, bool]]] = {}
     for bucket in program.buckets:
-        over = bucket.shard_axes if program.degree(bucket.shard_axes) > 1 else ()
+        axes = bucket.shard_axes if program.degree(bucket.shard_axes) > 1 else ()
         for name in bucket.params:
-            alike.setdefault(repeats.get(name, ()), set()).add(over)
+            axes_by_repeats.setdefault(repeats.get(name, ()), set()).add(axes)
         if bucket.layers:
-            alike.setdefault(("of layers", *bucket.layers), set()).add(
-                (bucket.reshard_after_forward, bucket.shard_gradients)
-            )
-    if any(len(ways) > 1 for ways in alike.values()):
-        yield program.region.span
+            way = (bucket.reshard_after_forward, bucket.shard_gradients)
+            ways_by_layers.setdefault(bucket.layers, set()).add(way)
+    for ways in (*axes_by_repeats.values(), *ways_by_layers.values()):
+        if len(ways) > 1:
+            yield program.region.span
 
 
 def _params_of_several_stages(program: Program) -> Iterator[Span]:
-    sharded = {
-        name
-        for bucket in program.buckets
-        if program.degree(bucket.shard_axes) > 1
-        for name in bucket.params
-    }
+    sharded: set[str] = set()
+    for bucket in program.buckets:
+        if program.degree(bucket.shard_axes) > 1:
+            sharded |= {*bucket.params}
     if sharded.intersection(find_shared_params(program)):
         yield program.axis(staged(program).axis).span
 
@@ -162,7 +153,9 @@ def _positions(program: Program) -> Iterator[Span]:
     """Functions that take positions: each rank would have to know which part of a DTensor it
     has.
     """
-    return (op.span for op in walk(program.forward.body) if op.kind == "call" and positions_in(op))
+    for op in walk(program.forward.body):
+        if op.kind == "call" and positions_in(op):
+            yield op.span
 
 
 REFUSALS = (
@@ -173,7 +166,7 @@ REFUSALS = (
     ),
     Refusal(
         "experts that tokens choose",
-        lambda program: (op.span for op in walk(program.forward.body) if op.kind in CHOOSING),
+        _choices,
         "`DTensor.redistribute` sends equal parts; `torch.bincount`, which counts rows, has no"
         " rule for DTensors",
     ),

@@ -4,7 +4,9 @@ Written by scalec 0.2.0 from tiny.scale: change the plan, not this file.
 
     torchrun --standalone --nproc-per-node=4 train.py FILE [STEPS]
 
-From another program: `from train import build, microbatches, train_step`.  Shapes in comments are one rank's:
+From another program: `from train import build, microbatches, train_step`; torch_ops.py saves and loads state.
+
+Shapes in comments are one rank's:
 
     v vocab 32, h hidden 16, n heads 4, k kv_heads 2, d head_dim 4, f ffn 24, layers 2, s seq 8,
     b batch 2 per rank
@@ -18,37 +20,48 @@ Parameters and activations are DTensors; each coercion of the plan is a `redistr
 """
 
 import math
-import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial, reduce
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import DataParallelMeshDims, FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.experimental import local_map
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import DataParallelMeshDims, fully_shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.nn.functional import silu
+
+try:
+    from torch_ops import (
+        Metrics,
+        attention,
+        by_microbatch,
+        count_valid,
+        each_module,
+        embedding,
+        linear,
+        local_softmax_stats,
+        max_logit,
+        random_windows,
+        read_bytes,
+        reduced_gradients,
+        rms_norm,
+        rope,
+        rope_frequencies,
+        start_run,
+        sum_gradients,
+        token_loss,
+        total_norm,
+        update,
+        weight,
+        whole_sum,
+    )
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}: copy torch_ops.py beside this file, or compile the plan again")
 
 VOCAB, HIDDEN, LAYERS, HEADS, HEAD_DIM, KV_HEADS, FFN, SEQ = 32, 16, 2, 4, 4, 2, 24, 8
 MESH = {"dp": 2, "tp": 2}
 GLOBAL_BATCH, MICROBATCHES, STEPS, SEED = 8, 2, 10, 3
-
-
-class Metrics(NamedTuple):
-    """The mean loss of a step's labels, the norm of its gradients, the number of its labels."""
-
-    loss: Tensor
-    norm: Tensor
-    tokens: int
 
 
 class Layer(nn.Module):
@@ -135,11 +148,11 @@ def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def microbatches(mesh: DeviceMesh, tokens: Tensor, labels: Tensor) -> list[tuple[Tensor, ...]]:
     """The model's inputs of each microbatch, of a global batch, [GLOBAL_BATCH, SEQ] each, that all ranks have."""
-    each = (
+    inputs = (
         by_microbatch(mesh, tokens, MICROBATCHES, [Shard(1), Replicate()], seq_first=True),
         by_microbatch(mesh, labels, MICROBATCHES, [Shard(1), Replicate()], seq_first=True),
     )
-    return list(zip(*each, strict=True))
+    return list(zip(*inputs, strict=True))
 
 
 def train_step(
@@ -173,360 +186,28 @@ def eval_step(model: nn.Module, batch: Sequence[tuple[Tensor, ...]]) -> Metrics:
     return Metrics(loss, torch.zeros_like(loss), num_tokens)
 
 
-def save_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
-    """Writes parameters and optimizer state as safetensors, each rank its own part; `scalec convert` reads these."""
-    dcp.save(training_state(model, optimizer), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
-
-
-def load_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
-    """Reads them, on any mesh: those that `save_checkpoint` or `scalec convert` has written."""
-    dcp.load(training_state(model, optimizer), storage_reader=HuggingFaceStorageReader(folder))
-
-
-# ---- ops
-
-
-def weight(
-    mesh: DeviceMesh, *sizes: int, placements: Sequence[Placement], mean: float = 0.0, std: float = 0.0
-) -> nn.Parameter:
-    """A parameter of a global shape; random values are those of torch's seed, the same on any mesh."""
-    whole = torch.empty(sizes, device=mesh.device_type).normal_(mean, std) if std else torch.full(sizes, mean)
-    return nn.Parameter(placed(whole, mesh, placements))
-
-
-def placed(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A tensor that all ranks have, of which each keeps its part; nothing is sent."""
-    return distribute_tensor(whole.to(mesh.device_type), mesh, placements, src_data_rank=None)
-
-
-def counted(x: Tensor, dim: int) -> DTensor:
-    """0, 1, … along a dim of a DTensor, placed as that dim is."""
-    x = cast(DTensor, x)
-    along = [Shard(0) if each == Shard(dim % x.ndim) else Replicate() for each in x.placements]
-    return placed(torch.arange(x.shape[dim], device=x.device), x.device_mesh, along)
-
-
-def by_microbatch(
-    mesh: DeviceMesh, rows: Tensor, count: int, placements: Sequence[Placement], seq_first: bool, zigzag: int = 1
-) -> list[DTensor]:
-    """The microbatches of a global batch, [rows, seq], of which each rank keeps its part."""
-    rows = rows[:, zigzag_order(rows.shape[1], zigzag)]
-    parts = (part.T.contiguous() if seq_first else part for part in rows.chunk(count))
-    return [placed(part, mesh, placements) for part in parts]
-
-
-def on_each_rank(function: Callable[..., Any], placements: Sequence[Any], *operands: Tensor) -> Any:
-    """A function of the operands' parts, with a result placed so; for functions that DTensor has no good rule for.
-
-    Of a function with several results, `placements` has a list for each.  On an axis that shards some operand, the
-    gradients of those that it replicates are sums over ranks.
-    """
-    places = [cast(DTensor, each).placements for each in operands]
-    split = [any(not each.is_replicate() for each in axis) for axis in zip(*places, strict=True)]
-    duals = [[dual(place, cut) for place, cut in zip(each, split, strict=True)] for each in places]
-    mesh = cast(DTensor, operands[0]).device_mesh
-    to = [*placements] if isinstance(placements[0], Placement) else tuple(placements)
-    return local_map(function, to, (*places,), (*duals,), mesh)(*operands)
-
-
-def dual(place: Placement, split: bool) -> Placement:
-    """The placement of a gradient, on an axis that shards some operand or none."""
-    if place.is_partial():
-        return Replicate()
-    return Partial() if split and place.is_replicate() else place
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x·wᵀ.  DTensor's own rule views x as a matrix, and then searches minutes for placements on a mesh of 3 axes."""
-    pairs = zip(cast(DTensor, x).placements, cast(DTensor, weight).placements, strict=True)
-    return on_each_rank(nn.functional.linear, [of_product(*pair, x.ndim - 1) for pair in pairs], x, weight)
-
-
-def of_product(x: Placement, weight: Placement, last: int) -> Placement:
-    """The placement of a product on an axis: sums over a dim that both share out are still to be done."""
-    if weight.is_replicate() and not x.is_shard(last):
-        return x
-    if weight.is_shard(0) and x.is_replicate():
-        return Shard(last)
-    if weight.is_shard(1) and x.is_shard(last):
-        return Partial()
-    raise ValueError(f"linear: no rule for {x} and {weight}")
-
-
-def zigzag_order(size: int, ranks: int) -> Tensor:
-    """The positions of a sequence in the order in which ranks have them: of 2n chunks, rank r has r and 2n − 1 − r."""
-    chunks = torch.arange(size).chunk(2 * ranks if ranks > 1 else 1)
-    pairs = [(chunks[rank], chunks[-1 - rank]) for rank in range(ranks)] if ranks > 1 else [chunks]
-    return torch.cat([chunk for pair in pairs for chunk in pair])
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the weight's dims."""
-    return nn.functional.rms_norm(x, weight.shape, weight, eps)
-
-
-def embedding(tokens: Tensor, table: Tensor) -> Tensor:
-    """Rows of `table`.  DTensor's own rule masks rows elsewhere on one axis of a mesh, and not on two."""
-    pairs = zip(cast(DTensor, tokens).placements, cast(DTensor, table).placements, strict=True)
-    places = [Partial() if of.is_shard(0) else Shard(tokens.ndim) if of.is_shard(1) else own for own, of in pairs]
-    return on_each_rank(own_rows, places, tokens, table, counted(table, 0))
-
-
-def own_rows(tokens: Tensor, table: Tensor, rows: Tensor) -> Tensor:
-    """The rows that this rank has of a table, and zeros for the others."""
-    local = tokens - rows[0]
-    outside = (local < 0) | (local >= len(rows))
-    found = nn.functional.embedding(local.masked_fill(outside, 0), table)
-    return found.masked_fill(outside.unsqueeze(-1), 0)
-
-
-def max_logit(logits: Tensor, classes: int | None = None) -> Tensor:
-    """The largest logit, without gradient: Partial("max") over an axis that shards the vocabulary."""
-    logits = logits.detach()
-    if classes is not None:
-        logits = torch.where(counted(logits, -1) < classes, logits, -torch.inf)
-    return logits.amax(-1).to(wide(logits))
-
-
-def local_softmax_stats(
-    logits: Tensor, m: Tensor, labels: Tensor, classes: int | None = None, smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Σ exp(logit − m), and the label's logit − m: Partial over an axis that shards the vocabulary.
-
-    With `smoothing` s the second is (1 − s) of that and s of Σ (logit − m) / classes.
-    """
-    below, column = logits.to(m.dtype) - m.unsqueeze(-1), counted(logits, -1)
-    if classes is not None:
-        below = torch.where(column < classes, below, -torch.inf)
-    t = torch.where(labels.unsqueeze(-1) == column, below, 0.0).sum(-1)
-    if smoothing:
-        every = logits.shape[-1] if classes is None else classes
-        t = (1 - smoothing) * t + smoothing / every * torch.where(column < every, below, 0.0).sum(-1)
-    return below.exp().sum(-1), t
-
-
-def token_loss(z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_loss: float = 0.0) -> Tensor:
-    """Σ log z − t over tokens with label ≥ 0; with m, z_loss · (log z + m)² is added."""
-    log = z.log()
-    loss = log - t if m is None else log - t + z_loss * (log + m).square()
-    return torch.where(labels >= 0, loss, 0.0).sum()
-
-
-def wide(x: Tensor) -> torch.dtype:
-    """The dtype in which sums are kept: float64 for float64, else float32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def rope_frequencies(
-    mesh: DeviceMesh,
-    seq: int,
-    dim: int,
-    theta: float,
-    placements: Sequence[Placement],
-    dtype: torch.dtype = torch.float32,
-    scaling: str = "none",
-    factor: float = 1.0,
-    low: float = 1.0,
-    high: float = 4.0,
-    original: float = 8192.0,
-    zigzag: int = 1,
-    seq_dim: int = -3,
-) -> Tensor:
-    """Cosines and signed sines of rotary positions, [2, seq, 1, dim], for `rope`.
-
-    `seq_dim` is the dim of the sequence in the tensors to rotate, counted from their end: for -4 the table is
-    [2, seq, 1, 1, dim].
-    """
-    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    if scaling != "none":
-        turns = original * frequency / (2 * math.pi)
-        kept = ((turns - low) / (high - low)).clamp(0, 1) if scaling == "llama3" else torch.zeros_like(turns)
-        if scaling == "yarn":
-            often, seldom = (dim / 2 * math.log(original / (2 * math.pi * each), theta) for each in (high, low))
-            first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
-            pairs = torch.arange(dim // 2, dtype=torch.float64)
-            kept = 1 - ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
-        frequency = frequency * (kept + (1 - kept) / factor)
-    angle = zigzag_order(seq, zigzag).double().outer(frequency)
-    table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], dim=1)])
-    return placed(table.to(dtype).view(2, seq, *[1] * (-2 - seq_dim), dim), mesh, placements)
-
-
-def rope(x: Tensor, table: Tensor) -> Tensor:
-    """Rotates (x[i], x[i + d/2]) of the last dim, or of its first d, by the angles of a table."""
-    turned = table.shape[-1]
-    if turned < x.shape[-1]:
-        return torch.cat([rope(x[..., :turned], table), x[..., turned:]], -1)
-    cosine, sine = table.unbind()
-    return x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
-
-
-class Scores(NamedTuple):
-    """How queries see keys: both are numbered in the `order` that ranks have positions in.  documents: [batch, seq]."""
-
-    order: Tensor
-    documents: Tensor | None
-    causal: bool
-    window: int
-    scale: float | None
-    softcap: float
-
-    def seen(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Whether queries see keys, [rows, columns]; [batch, 1, rows, columns] where there are documents."""
-        ahead = self.order[rows].unsqueeze(1) - self.order[columns]
-        seen = ahead >= 0 if self.causal else torch.ones_like(ahead, dtype=torch.bool)
-        seen = seen & (ahead.abs() < self.window) if self.window else seen
-        if self.documents is None:
-            return seen
-        return seen & (self.documents[:, None, rows, None] == self.documents[:, None, None, columns])
-
-    def __call__(self, q: Tensor, k: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """cap(q·kᵀ · scale), −∞ where a key isn't seen: [batch, heads, rows, columns]."""
-        scores = (q @ for_each_head(k, q).mT).to(wide(q)) * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
-        scores = self.softcap * torch.tanh(scores / self.softcap) if self.softcap else scores
-        return scores.masked_fill(~self.seen(rows, columns), -torch.inf)
-
-
-def for_each_head(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values of few heads, [batch, kv heads, seq, d], repeated for each head of the queries."""
-    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: str = "bshd",
-    causal: bool = True,
-    window: int = 0,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    documents: Tensor | None = None,
-    zigzag: int = 1,
-) -> Tensor:
-    """softmax(cap(q·kᵀ · scale) + mask)·v on each rank's heads, samples and queries."""
-    seq = layout.index("s")
-    of = partial(Scores, causal=causal, window=window, scale=scale, softcap=softcap)
-    operands = [q, k, v, counted(q, seq), *([] if documents is None else [documents])]
-    attend = partial(attend_locally, seq=seq, of=of, zigzag=zigzag)
-    return on_each_rank(attend, cast(DTensor, q).placements, *operands)
-
-
-def attend_locally(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rows: Tensor,
-    documents: Tensor | None = None,
-    *,
-    seq: int,
-    of: Callable[..., Scores],
-    zigzag: int,
-) -> Tensor:
-    """Attention of the queries that are number `rows` to all keys."""
-    q, k, v = (x.movedim(seq, -2) for x in (q, k, v))
-    of_rows = None if documents is None else documents.movedim(seq, -1)
-    scores = of(zigzag_order(k.shape[-2], zigzag).to(k.device), of_rows)
-    columns = torch.arange(k.shape[-2], device=k.device)
-    if scores.softcap:
-        return (scores(q, k, rows, columns).softmax(-1).to(v.dtype) @ for_each_head(v, q)).movedim(-2, seq)
-    special = scores.window or documents is not None
-    plain = scores.causal and not special and len(rows) == len(columns) and zigzag == 1
-    mask = scores.seen(rows, columns) if special or (scores.causal and not plain) else None
-    how: dict[str, Any] = {"is_causal": plain, "scale": scores.scale, "enable_gqa": q.shape[1] > k.shape[1]}
-    return nn.functional.scaled_dot_product_attention(q, k, v, mask, **how).movedim(-2, seq)
-
-
-def count_valid(labels: Sequence[Tensor]) -> int:
-    """The number of labels ≥ 0 on all ranks: one all_reduce."""
-    return int(whole_sum([(each >= 0).sum() for each in labels]))
-
-
-def whole_sum(terms: Sequence[Tensor]) -> Tensor:
-    """The sum of DTensors of the same placements, whole on each rank."""
-    return cast(DTensor, reduce(torch.add, terms)).full_tensor()
-
-
-def sum_gradients(module: nn.Module) -> None:
-    """Has FSDP2 add up gradients over ranks: a step divides them by its labels, not by its ranks."""
-    sharded = cast(FSDPModule, module)
-    sharded.set_gradient_divide_factor(1.0)
-    sharded.set_force_sum_reduction_for_comms(enable=True)  # else one that gloo does not have
-
-
-def each_module(modules: Iterable[nn.Module], reduce_now: bool, free: bool) -> None:
-    """Says of modules whether the next backward reduces their gradients, and frees their gathered parameters."""
-    for module in modules:
-        module = cast(FSDPModule, module)
-        module.set_requires_gradient_sync(reduce_now, recurse=False)
-        module.set_reshard_after_backward(free, recurse=False)
-
-
-def reduced_gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[DTensor]:
-    """All gradients, after the sums over ranks that they still are: P→I in `dtype`, an all_reduce for each."""
-    for parameter in model.parameters():
-        gradient, placements = cast(DTensor, parameter.grad), cast(DTensor, parameter.data).placements
-        if gradient.placements != placements:
-            sent = cast(DTensor, gradient.to(dtype or gradient.dtype))
-            parameter.grad = sent.redistribute(placements=placements).to(gradient.dtype)
-    return [cast(DTensor, parameter.grad) for parameter in model.parameters()]
-
-
-def total_norm(gradients: Sequence[DTensor]) -> Tensor:
-    """The norm of all gradients: one sum over ranks for those of the same placements."""
-    alike: dict[tuple[Placement, ...], list[Tensor]] = {}
-    for each in gradients:
-        alike.setdefault(tuple(each.placements), []).append(each.to(wide(each)).square().sum())
-    return torch.stack([whole_sum(each) for each in alike.values()]).sum().sqrt()
-
-
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Parameters by name, and the tensors of the optimizer's state, which is made if there is none: to save or fill."""
-    options = StateDictOptions(flatten_optimizer_state_dict=True)
-    kept = get_optimizer_state_dict(model, optimizer, options=options)
-    state = {f"optimizer.{key}": value for key, value in kept.items() if isinstance(value, Tensor)}
-    return {**get_model_state_dict(model), **state}
-
-
-def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """An update with the learning rate of a step, of which groups may have a share each."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
-    optimizer.step()
-
-
-# ---- a run
-
-
-def main() -> None:
-    """Trains on random windows of a file's bytes; `torchrun … train.py FILE [STEPS]`."""
-    ranks = math.prod(MESH.values())
-    if os.environ.get("WORLD_SIZE") != str(ranks) or len(sys.argv) < 2:
-        sys.exit(f"error: torchrun starts this, with a world size of {ranks}, on a FILE: see the first lines")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    mesh = init_device_mesh(device, (*MESH.values(),), mesh_dim_names=(*MESH,))
-    torch.manual_seed(SEED)
-    model, optimizer = build(mesh)
-    text = torch.frombuffer(bytearray(Path(sys.argv[1]).read_bytes()), dtype=torch.uint8).long()
-    steps = int(sys.argv[2]) if sys.argv[2:] else STEPS
-    for step in range(steps):
-        begins = torch.randint(len(text) - SEQ, (GLOBAL_BATCH, 1))
-        rows = text[begins + torch.arange(SEQ + 1)]
-        batch = microbatches(mesh, rows[:, :-1], rows[:, 1:])
-        metrics = train_step(model, optimizer, batch, learning_rate(step, steps))
-        if dist.get_rank() == 0:
-            print(f"step {step}  loss {metrics.loss:.4f}  norm {metrics.norm:.3f}", flush=True)
-    dist.destroy_process_group()
-
-
 def learning_rate(step: int, steps: int) -> float:
     """The learning rate of a step, from 0: cosine, after a warm-up."""
     if step < 2:
         return 0.01 * (step + 1) / 2
     done = (step - 2) / max(1, steps - 1 - 2)
     return 1e-3 + (0.01 - 1e-3) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def main() -> None:
+    """Trains on random windows of a file's bytes; `torchrun … train.py FILE [STEPS]`."""
+    mesh = start_run(MESH)
+    torch.manual_seed(SEED)
+    model, optimizer = build(mesh)
+    tokens = read_bytes(sys.argv[1])
+    steps = int(sys.argv[2]) if sys.argv[2:] else STEPS
+    for step in range(steps):
+        rows = random_windows(tokens, GLOBAL_BATCH, SEQ + 1)
+        batch = microbatches(mesh, rows[:, :-1], rows[:, 1:])
+        metrics = train_step(model, optimizer, batch, learning_rate(step, steps))
+        if dist.get_rank() == 0:
+            print(f"step {step}  loss {metrics.loss:.4f}  norm {metrics.norm:.3f}", flush=True)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 `emit.readback`.
 
 Purpose: the forward is matched op for op, each coercion by its placements; the other functions do
-what `expected` says.  Non-goals: whether torch's own functions, and those of
-`codegen_templates/torch_*.py`, do what their names say.
+what `expected` says.  Non-goals: whether functions of torch and of `torch_ops.py` do what their
+names say.
 """
 
 from ....ir import Program

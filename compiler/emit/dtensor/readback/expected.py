@@ -2,7 +2,7 @@
 each in `FUNCTIONS`.
 
 Purpose: what a program does there must be what these do; names and lines may be others.
-Non-goals: the model, and functions that are the same in all programs (`module`).
+Non-goals: the model (`module`), and what functions of `torch_ops.py` do.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from attrs import frozen
 
 from ....config.settings import ParamGroup
-from ....ir import BATCH, PRECISIONS, SEQUENCE, Bucket, Op, Pipeline, Program, Type, Value, base
+from ....ir import (
+    BATCH,
+    PRECISIONS,
+    SEQUENCE,
+    Arg,
+    Bucket,
+    Op,
+    Pipeline,
+    Program,
+    Type,
+    Value,
+    base,
+)
 from ....ir.placements import dual_type
 from ....ir.stages import crossing as crossing_of
 from ...naming import DTYPES
@@ -31,12 +43,14 @@ class Plan:
     @property
     def type(self) -> str:
         """The type of what runs the model."""
-        return "'Pipeline'" if self.program.pipeline else "nn.Module"
+        return "Pipeline" if self.program.pipeline else "nn.Module"
 
-    def parameters_of_step(self, more: str = "") -> str:
-        """The arguments of a step, with `more` before the batch."""
-        batch = "Mapping[str, Tensor]" if self.program.pipeline else "Sequence[tuple[Tensor, ...]]"
-        return f"model: {self.type}{more}, batch: {batch}"
+    @property
+    def batch_type(self) -> str:
+        """The type of the batch that a step is given."""
+        if self.program.pipeline:
+            return "Mapping[str, Tensor]"
+        return "Sequence[tuple[Tensor, ...]]"
 
     @property
     def inputs(self) -> list[str]:
@@ -48,69 +62,156 @@ class Plan:
         """The names of the inputs of a microbatch."""
         return ", ".join(self.inputs)
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether losses are scaled."""
+        return bool(_ops(self.program, "loss_scale"))
 
-# ---- the functions
+
+# ---- build
 
 
 def _build(plan: Plan) -> Iterator[str]:
     program, pipeline = plan.program, plan.program.pipeline
     yield f"def build(mesh: DeviceMesh) -> tuple[{plan.type}, torch.optim.Optimizer]:"
-    master = DTYPES[program.params[0].type.dtype]
-    to = "" if master == "torch.float32" else f".to({master})"
     if pipeline:
-        yield f"    inner = mesh[{(*mesh_axes(program),)!r}]"
-        yield f"    each = enumerate({pipeline.stage_to_rank!r})"
-        yield (
-            "    own = [stage for stage, rank in each if rank =="
-            f" mesh.get_local_rank({pipeline.axis!r})]"
-        )
-        module = f"stage_module(partial({plan.model}, inner), stage){to}"
-        yield f"    stages = [{module} for stage in own]"
-        for name, stages in pipeline.param_stages:
-            if len(stages) > len(pipeline.ranks_of(name)):
-                yield f"    share(stages, {plan.paths[name]!r})"
+        yield from _stages(plan, pipeline)
     else:
-        yield f"    model = {plan.model}(mesh){to}"
+        yield f"    model = {plan.model}(mesh){_cast_of_masters(program)}"
     for repeats, buckets in _sharded(plan):
-        modules = "stages" if pipeline else _modules(repeats)
-        yield f"    for module in {modules}:"
-        mesh = "inner" if pipeline else "mesh"
-        yield f"        fully_shard(module, mesh={mesh}, {', '.join(_sharding(program, buckets))})"
+        yield f"    for module in {_modules(repeats, pipeline)}:"
+        options = ", ".join(_sharding_options(program, buckets))
+        yield f"        fully_shard(module, {options})"
         yield "        sum_gradients(module)"
     if pipeline:
         yield from _pipeline(plan, pipeline)
-    settings = program.train.optimizer
-    groups = settings.params_by_group(param.name for param in program.params)
-    params = f"[{', '.join(_group(plan, *group) for group in groups.items())}]"
-    if [param_group.lr_scale for param_group in groups] == [1]:
-        params = f"model.parameters(), weight_decay={next(iter(groups)).weight_decay!r}"
-    kind = f"AdamW({params}, betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
-    kind = kind if settings.kind == "adamw" else f"SGD({params}, momentum={settings.momentum!r}"
-    yield f"    return model, torch.optim.{kind}, lr={settings.lr!r})"
+    yield f"    optimizer = {_optimizer(plan)}"
+    if plan.is_scaled:
+        yield "    start_loss_scale(optimizer)"
+    yield "    return model, optimizer"
+
+
+def _stages(plan: Plan, pipeline: Pipeline) -> Iterator[str]:
+    """A rank's stages, as modules."""
+    is_own = f"rank == mesh.get_local_rank({pipeline.axis!r})"
+    yield f"    inner = mesh[{tuple(mesh_axes(plan.program))!r}]"
+    yield f"    numbered = enumerate({pipeline.stage_to_rank!r})"
+    yield f"    own = [stage for stage, rank in numbered if {is_own}]"
+    module = f"stage_module(partial({plan.model}, inner), stage){_cast_of_masters(plan.program)}"
+    yield f"    stages = [{module} for stage in own]"
+    for name, stages in pipeline.param_stages:
+        if len(stages) > len(pipeline.ranks_of(name)):
+            yield f"    share(stages, {plan.paths[name]!r})"
+
+
+def _cast_of_masters(program: Program) -> str:
+    """The call that changes the dtype in which parameters are stored, if they are not float32."""
+    dtype = DTYPES[program.params[0].type.dtype]
+    return "" if dtype == "torch.float32" else f".to({dtype})"
 
 
 def _pipeline(plan: Plan, pipeline: Pipeline) -> Iterator[str]:
     """The stages of torch's pipelining, and what runs them."""
     axis, count = repr(pipeline.axis), len(pipeline.stage_to_rank)
     stage = f"pipeline_stage(module, stage, {count}, mesh, {axis}, partial(crossing, inner))"
-    split = {
-        base(arg.value.name): arg.value.type.dims.index(BATCH)
-        for arg in plan.program.microbatches.args
-    }
-    ranks = {plan.paths[name]: pipeline.ranks_of(name) for name, _ in pipeline.param_stages}
-    shared = {name: ranks_of_param for name, ranks_of_param in ranks.items() if ranks_of_param[1:]}
-    rows = "Path(__file__).with_name('schedule.csv')"
     yield f"    parts = [{stage} for module, stage in zip(stages, own, strict=True)]"
+    split: dict[str, int] = {}
+    for arg in plan.program.microbatches.args:
+        split[base(arg.value.name)] = arg.value.type.dims.index(BATCH)
+    shared: dict[str, tuple[int, ...]] = {}
+    for name, _ in pipeline.param_stages:
+        if len(pipeline.ranks_of(name)) > 1:
+            shared[plan.paths[name]] = pipeline.ranks_of(name)
+    rows = "Path(__file__).with_name('schedule.csv')"
     arguments = f"mesh, {axis}, parts, {rows}, {plan.program.size('microbatches')}"
     yield f"    model = Pipeline({arguments}, split={split!r}, shared={shared!r})"
 
 
+Sharded = tuple[tuple[str, ...], list[Bucket]]
+"""The repeats of modules that FSDP2 shards, and the buckets of their parameters."""
+
+
+def _sharded(plan: Plan) -> list[Sharded]:
+    """The innermost modules first."""
+    buckets_by_repeats: dict[tuple[str, ...], list[Bucket]] = {}
+    for bucket in plan.program.buckets:
+        *repeats, _ = plan.paths[bucket.params[0]].split(".*.")
+        buckets_by_repeats.setdefault(tuple(repeats[: len(bucket.layers)]), []).append(bucket)
+    sharded: list[Sharded] = []
+    for repeats, buckets in buckets_by_repeats.items():
+        if plan.program.degree(buckets[0].shard_axes) > 1:
+            sharded.append((repeats, buckets))
+    return sorted(sharded, key=lambda entry: -len(entry[0]))
+
+
+def _modules(repeats: Sequence[str], pipeline: Pipeline | None = None) -> str:
+    if pipeline:
+        return "stages"
+    match repeats:
+        case ():
+            return "[model]"
+        case (only,):
+            return f"model.{only}"
+        case (outer, inner):
+            return f"[each for outer in model.{outer} for each in outer.{inner}]"
+        case _:
+            raise AssertionError(f"emit: repeats {len(repeats)} deep")
+
+
+def _sharding_options(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
+    """The options of `fully_shard` for the parameters of some buckets."""
+    first, axes = buckets[0], mesh_axes(program)
+    yield "mesh=inner" if program.pipeline else "mesh=mesh"
+    yield f"reshard_after_forward={first.reshard_after_forward and not program.pipeline}"
+    sharding = [axis for axis in first.shard_axes if axis in axes]
+    replicating: list[str] = []
+    for axis in first.reduce_axes:
+        if axis in axes and all(axis in bucket.reduce_axes for bucket in buckets):
+            replicating.append(axis)
+    dims: list[str] = []
+    for key, names in (("shard", sharding), ("replicate", replicating)):
+        if len(names) == 1:
+            dims.append(f"{key}={names[0]!r}")
+        elif names:
+            dims.append(f"{key}={tuple(names)}")
+    yield f"dp_mesh_dims=DataParallelMeshDims({', '.join(dims)})"
+    compute, reduce = PRECISIONS[program.train.precision], program.reduce_dtype(first)
+    (stored,) = {param.type.dtype for param in program.params}
+    if compute != stored or reduce != stored:
+        dtypes = f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[reduce]}"
+        yield f"mp_policy=MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
+
+
+def _optimizer(plan: Plan) -> str:
+    """The call that makes the optimizer."""
+    settings = plan.program.train.optimizer
+    groups = settings.params_by_group(param.name for param in plan.program.params)
+    params = f"[{', '.join(_group(plan, *group) for group in groups.items())}]"
+    first = next(iter(groups))
+    if len(groups) == 1 and first.lr_scale == 1:
+        params = f"model.parameters(), weight_decay={first.weight_decay!r}"
+    if settings.kind == "adamw":
+        options = f"betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
+        return f"torch.optim.AdamW({params}, {options}, lr={settings.lr!r})"
+    return f"torch.optim.SGD({params}, momentum={settings.momentum!r}, lr={settings.lr!r})"
+
+
+def _group(plan: Plan, group: ParamGroup, names: Sequence[str]) -> str:
+    patterns = ", ".join(repr(plan.paths[name]) for name in names)
+    scale = "" if group.lr_scale == 1 else f", lr_scale={group.lr_scale!r}"
+    return f"param_group(model, {patterns}, weight_decay={group.weight_decay!r}{scale})"
+
+
+# ---- what crosses between stages
+
+
 def crossing(program: Program, pipeline: Pipeline) -> list[str]:
     """The values that each stage but the last hands on, with their gradients, as examples."""
-    return [
-        f"[{', '.join(_example(value, program) for value in values)}]"
-        for values in crossing_of(program, pipeline)
-    ]
+    texts: list[str] = []
+    for values in crossing_of(program, pipeline):
+        examples = [_example(value, program) for value in values]
+        texts.append(f"[{', '.join(examples)}]")
+    return texts
 
 
 CROSSING = "def crossing(mesh: DeviceMesh, stage: int) -> list[tuple[Tensor, Tensor | None]]: ..."
@@ -118,69 +219,67 @@ CROSSING = "def crossing(mesh: DeviceMesh, stage: int) -> list[tuple[Tensor, Ten
 
 
 def _example(value: Value, program: Program) -> str:
-    type, shape = value.type, tuple((dim,) for dim in value.type.dims)
-    sizes = ", ".join(str(program.size(dim)) for dim in type.dims)
+    type = value.type
+    sizes = [str(program.size(dim)) for dim in type.dims]
+    dtype = f"dtype={DTYPES[type.dtype]}"
+    arguments = ["mesh", *sizes, dtype, f"placements={_placements(type, type, program)}"]
+    if type.differentiable:
+        arguments.append(f"gradient={_placements(dual_type(type), type, program)}")
+    return f"example({', '.join(arguments)})"
 
-    def over(value_type: Type) -> str:
-        placements = (
-            placement_text(value_type.placement_on(axis), shape) for axis in mesh_axes(program)
-        )
-        return f"[{', '.join(placements)}]"
 
-    gradient = f", gradient={over(dual_type(type))}" if type.differentiable else ""
-    return f"example(mesh, {sizes}, dtype={DTYPES[type.dtype]}, placements={over(type)}{gradient})"
+def _placements(placed: Type, shaped: Type, program: Program) -> str:
+    """The placements of a type, on the dims of another."""
+    shape = tuple((dim,) for dim in shaped.dims)
+    texts = [placement_text(placed.placement_on(axis), shape) for axis in mesh_axes(program)]
+    return f"[{', '.join(texts)}]"
+
+
+# ---- the functions of a step
 
 
 def _microbatches(plan: Plan) -> Iterator[str]:
-    parameters = ", ".join(f"{name}: Tensor" for name in plan.inputs)
-    axes = mesh_axes(plan.program)
-    staged = plan.program.pipeline is not None
-    mesh = "mesh"
-    if staged:
-        mesh = f"mesh[{(*axes,)!r}]"
-    returned = "dict[str, Tensor]" if staged else "list[tuple[Tensor, ...]]"
-    yield f"def microbatches(mesh: DeviceMesh, {parameters}) -> {returned}:"
-    ranks, parts = zigzag_ranks(plan.program), list[str]()
-    for arg in plan.program.microbatches.args:
-        type = arg.value.type
-        shape = tuple((dim,) for dim in type.dims)
-        over = ", ".join(placement_text(type.placement_on(axis), shape) for axis in axes)
-        how = f"seq_first={type.dims[0] == SEQUENCE}"
-        if ranks > 1:
-            how += f", zigzag={ranks}"
-        name, count = base(arg.value.name), plan.program.size("microbatches")
-        part = f"by_microbatch({mesh}, {name}, {count}, [{over}], {how})"
-        if staged:
-            part = f"{name!r}: all_microbatches({part}, dim={type.dims.index(BATCH)})"
-        parts.append(part)
-    if staged:
-        yield f"    return {{{', '.join(parts)}}}"
+    program = plan.program
+    parameters = ["mesh: DeviceMesh", *(f"{name}: Tensor" for name in plan.inputs)]
+    returned = "dict[str, Tensor]" if program.pipeline else "list[tuple[Tensor, ...]]"
+    yield f"def microbatches({', '.join(parameters)}) -> {returned}:"
+    inputs = ", ".join(_input(arg, program) for arg in program.microbatches.args)
+    if program.pipeline:
+        yield f"    return {{{inputs}}}"
     else:
-        yield f"    return list(zip({', '.join(parts)}, strict=True))"
+        yield f"    return list(zip({inputs}, strict=True))"
+
+
+def _input(arg: Arg, program: Program) -> str:
+    """A rank's part of an input of all microbatches: of a pipeline, with the input's name."""
+    name, type = base(arg.value.name), arg.value.type
+    mesh = f"mesh[{tuple(mesh_axes(program))!r}]" if program.pipeline else "mesh"
+    arguments = [mesh, name, str(program.size("microbatches")), _placements(type, type, program)]
+    arguments.append(f"seq_first={type.dims[0] == SEQUENCE}")
+    if zigzag_ranks(program) > 1:
+        arguments.append(f"zigzag={zigzag_ranks(program)}")
+    parts = f"by_microbatch({', '.join(arguments)})"
+    if program.pipeline:
+        return f"{name!r}: all_microbatches({parts}, dim={type.dims.index(BATCH)})"
+    return parts
 
 
 def _train_step(plan: Plan) -> Iterator[str]:
-    scaled = bool(_ops(plan.program, "loss_scale"))
-    parameters = plan.parameters_of_step(", optimizer: torch.optim.Optimizer")
+    program = plan.program
+    parameters = f"model: {plan.type}, optimizer: torch.optim.Optimizer, batch: {plan.batch_type}"
     yield f"def train_step({parameters}, lr: float) -> Metrics:"
-    yield from ["    scale = loss_scale(optimizer)"] * scaled
-    yield from (
-        _schedule_lines(True, scaled) if plan.program.pipeline else _each_microbatch(plan, scaled)
-    )
-    reduced, norm = (
-        ("model.gradients", "model.") if plan.program.pipeline else ("reduced_gradients", "")
-    )
-    arguments = [*([] if plan.program.pipeline else ["model"]), *_reduction_dtypes(plan.program)]
-    yield f"    gradients = {reduced}({', '.join(arguments)})"
-    if scaled:
-        yield "    for gradient in gradients:"
-        yield "        gradient.div_(scale)"
-    yield f"    norm = {norm}total_norm(gradients)"
-    if scaled:
+    if plan.is_scaled:
+        yield "    scale = loss_scale(optimizer)"
+    if program.pipeline:
+        yield from _schedule_lines(True, plan.is_scaled)
+    else:
+        yield from _each_microbatch(plan)
+    yield from _gradients(plan)
+    if plan.is_scaled:
         yield "    if num_tokens and loss.isfinite():"
         yield "        adapt_loss_scale(optimizer, norm)"
     yield "    if num_tokens and loss.isfinite() and norm.isfinite():"
-    for scale in _ops(plan.program, "clip_scale"):
+    for scale in _ops(program, "clip_scale"):
         if limit := scale.get("max"):
             yield "        for gradient in gradients:"
             yield f"            gradient.mul_(min(1.0, {limit!r} / (norm.item() + 1e-6)))"
@@ -189,46 +288,74 @@ def _train_step(plan: Plan) -> Iterator[str]:
     yield "    return Metrics(loss, norm, num_tokens)"
 
 
-def _schedule_lines(trains: bool, scaled: bool = False) -> Iterator[str]:
+def _schedule_lines(trains: bool, is_scaled: bool = False) -> Iterator[str]:
     """The lines that run a schedule: all microbatches."""
-    by, back = (" / scale", " / scale") if scaled else ("", "")
+    scale = " / scale" if is_scaled else ""
     yield "    num_tokens = count_valid([batch['labels']])"
-    yield f"    loss = model.run(batch, num_tokens{by}, backward={trains}){back}"
+    yield f"    loss = model.run(batch, num_tokens{scale}, backward={trains}){scale}"
 
 
-def _each_microbatch(plan: Plan, scaled: bool) -> Iterator[str]:
+def _each_microbatch(plan: Plan) -> Iterator[str]:
     """The lines that run forward and backward of each microbatch."""
     yield f"    num_tokens = count_valid([labels for {plan.batch} in batch])"
     yield "    losses: list[Tensor] = []"
     sync = [*_each_module(plan)]
-    loop_head = (
-        f"number, ({plan.batch}) in enumerate(batch, start=1)" if sync else f"{plan.batch} in batch"
-    )
-    yield f"    for {loop_head}:"
-    yield from (f"        {line}" for line in sync)
+    if sync:
+        yield f"    for number, ({plan.batch}) in enumerate(batch, start=1):"
+    else:
+        yield f"    for {plan.batch} in batch:"
+    for line in sync:
+        yield f"        {line}"
     yield f"        loss_sum = model({plan.batch})"
-    yield f"        (loss_sum / max(num_tokens, 1){' * scale' * scaled}).backward()"
+    scale = " * scale" if plan.is_scaled else ""
+    yield f"        (loss_sum / max(num_tokens, 1){scale}).backward()"
     yield "        losses.append(loss_sum.detach())"
     yield "    loss = whole_sum(losses) / max(num_tokens, 1)"
 
 
+def _each_module(plan: Plan) -> Iterator[str]:
+    """The lines that tell modules, for each microbatch, whether to reduce gradients, and to free
+    parameters.
+    """
+    last = "number == len(batch)"
+    for repeats, buckets in _sharded(plan):
+        reduce_now = "True" if buckets[0].shard_gradients else last
+        free = "True" if buckets[0].reshard_after_forward else last
+        yield f"each_module({_modules(repeats)}, reduce_now={reduce_now}, free={free})"
+
+
+def _gradients(plan: Plan) -> Iterator[str]:
+    """The lines that reduce gradients, and make their norm."""
+    dtypes = _reduction_dtypes(plan.program)
+    if plan.program.pipeline:
+        yield f"    gradients = model.gradients({', '.join(dtypes)})"
+    else:
+        yield f"    gradients = reduced_gradients({', '.join(['model', *dtypes])})"
+    if plan.is_scaled:
+        yield "    for gradient in gradients:"
+        yield "        gradient.div_(scale)"
+    owner = "model." if plan.program.pipeline else ""
+    yield f"    norm = {owner}total_norm(gradients)"
+
+
 def _reduction_dtypes(program: Program) -> list[str]:
     """The element type in which gradients are summed, where it is not their own."""
-    pairs = {(program.reduce_dtype(bucket), bucket.type.dtype) for bucket in program.buckets}
-    return sorted({DTYPES[sent] for sent, dtype in pairs if sent != dtype})
+    dtypes: set[str] = set()
+    for bucket in program.buckets:
+        if program.reduce_dtype(bucket) != bucket.type.dtype:
+            dtypes.add(DTYPES[program.reduce_dtype(bucket)])
+    return sorted(dtypes)
 
 
 def _eval_step(plan: Plan) -> Iterator[str]:
     yield "@torch.no_grad()"
-    yield f"def eval_step({plan.parameters_of_step()}) -> Metrics:"
+    yield f"def eval_step(model: {plan.type}, batch: {plan.batch_type}) -> Metrics:"
     if plan.program.pipeline:
         yield from _schedule_lines(False)
     else:
         yield f"    num_tokens = count_valid([labels for {plan.batch} in batch])"
-        yield (
-            f"    loss = whole_sum([model({plan.batch}) for {plan.batch} in batch]) /"
-            " max(num_tokens, 1)"
-        )
+        losses = f"[model({plan.batch}) for {plan.batch} in batch]"
+        yield f"    loss = whole_sum({losses}) / max(num_tokens, 1)"
     yield "    return Metrics(loss, torch.zeros_like(loss), num_tokens)"
 
 
@@ -257,6 +384,28 @@ FUNCTIONS: dict[str, Callable[[Plan], Iterator[str]]] = {
 }
 """The text of each function that a program has for its plan, by its name."""
 
+MAIN = '''
+def main() -> None:
+    """Trains on random windows of a file's bytes; `torchrun … train.py FILE [STEPS]`."""
+    mesh = start_run(MESH)
+    torch.manual_seed(SEED)
+    model, optimizer = build(mesh)
+    tokens = read_bytes(sys.argv[1])
+    steps = int(sys.argv[2]) if sys.argv[2:] else STEPS
+    for step in range(steps):
+        rows = random_windows(tokens, GLOBAL_BATCH, SEQ + 1)
+        batch = microbatches(mesh, rows[:, :-1], rows[:, 1:])
+        metrics = train_step(model, optimizer, batch, learning_rate(step, steps))
+        if dist.get_rank() == 0:
+            print(f"step {step}  loss {metrics.loss:.4f}  norm {metrics.norm:.3f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+'''
+"""The run of a program that trains on the bytes of a file: its function, and what calls it."""
+
 IN_STEP = {
     "count_valid": "count_valid",
     "one": "backward of a loss",
@@ -284,87 +433,10 @@ def demand_known(program: Program) -> None:
     assert not others, f"emit: nothing in a step of torch alone does {', '.join(others)}"
 
 
-# ---- what they are made of
-
-
 def _ops(program: Program, kind: str = "") -> list[Op]:
     """The ops of the step besides its microbatches, all of them or all of a kind."""
-    ops = (stmt for stmt in program.region.body if isinstance(stmt, Op))
-    return [op for op in ops if kind in ("", op.kind)]
-
-
-Sharded = tuple[tuple[str, ...], list[Bucket]]
-"""The repeats of modules that FSDP2 shards, and the buckets of their parameters."""
-
-
-def _sharded(plan: Plan) -> list[Sharded]:
-    """The innermost modules first."""
-    buckets_by_repeats: dict[tuple[str, ...], list[Bucket]] = {}
-    for bucket in plan.program.buckets:
-        *repeats, _ = plan.paths[bucket.params[0]].split(".*.")
-        buckets_by_repeats.setdefault(tuple(repeats[: len(bucket.layers)]), []).append(bucket)
-    split_modules = {
-        repeats: buckets
-        for repeats, buckets in buckets_by_repeats.items()
-        if plan.program.degree(buckets[0].shard_axes) > 1
-    }
-    return sorted(split_modules.items(), key=lambda entry: -len(entry[0]))
-
-
-def _modules(repeats: Sequence[str]) -> str:
-    match repeats:
-        case ():
-            return "[model]"
-        case (only,):
-            return f"model.{only}"
-        case (outer, inner):
-            return f"[each for outer in model.{outer} for each in outer.{inner}]"
-        case _:
-            raise AssertionError(f"emit: repeats {len(repeats)} deep")
-
-
-def _sharding(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
-    """The options of `fully_shard` for the parameters of some buckets."""
-    first, axes = buckets[0], mesh_axes(program)
-    summed = [
-        axis
-        for axis in first.reduce_axes
-        if axis in axes and all(axis in bucket.reduce_axes for bucket in buckets)
-    ]
-    dims = {"shard": [axis for axis in first.shard_axes if axis in axes], "replicate": summed}
-    options = list[str]()
-    for key, names in dims.items():
-        if len(names) == 1:
-            options.append(f"{key}={names[0]!r}")
-        elif names:
-            options.append(f"{key}={tuple(names)}")
-    yield f"reshard_after_forward={first.reshard_after_forward and not program.pipeline}"
-    yield f"dp_mesh_dims=DataParallelMeshDims({', '.join(options)})"
-    compute, (stored,) = (
-        PRECISIONS[program.train.precision],
-        {param.type.dtype for param in program.params},
-    )
-    if compute != stored or program.reduce_dtype(first) != stored:
-        dtypes = (
-            f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[program.reduce_dtype(first)]}"
-        )
-        yield f"mp_policy=MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
-
-
-def _each_module(plan: Plan) -> Iterator[str]:
-    """The lines that tell modules, for each microbatch, whether to reduce gradients, and to free
-    parameters.
-    """
-    last = "number == len(batch)"
-    for repeats, (first, *_) in _sharded(plan):
-        now, free = (
-            True if is_always else last
-            for is_always in (first.shard_gradients, first.reshard_after_forward)
-        )
-        yield f"each_module({_modules(repeats)}, reduce_now={now}, free={free})"
-
-
-def _group(plan: Plan, group: ParamGroup, names: Sequence[str]) -> str:
-    scale = "" if group.lr_scale == 1 else f", lr_scale={group.lr_scale!r}"
-    patterns = ", ".join(repr(plan.paths[name]) for name in names)
-    return f"param_group(model, {patterns}, weight_decay={group.weight_decay!r}{scale})"
+    ops: list[Op] = []
+    for stmt in program.region.body:
+        if isinstance(stmt, Op) and kind in ("", stmt.kind):
+            ops.append(stmt)
+    return ops

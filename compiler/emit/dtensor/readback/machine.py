@@ -23,15 +23,10 @@ def _stage_layers(
     e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]
 ) -> object:
     """The layers that a stage has of all, by number."""
-    layers_by_repeat = e.module_names.get("LAYERS_OF_STAGE")
-    counts = (
-        {
-            max(layers.stop for layers in ranges)
-            for ranges in cast(dict[str, tuple[range, ...]], layers_by_repeat).values()
-        }
-        if layers_by_repeat
-        else set[int]()
+    layers_by_repeat = cast(
+        "dict[str, tuple[range, ...]]", e.module_names.get("LAYERS_OF_STAGE", {})
     )
+    counts = {max(layers.stop for layers in ranges) for ranges in layers_by_repeat.values()}
     match args:
         case [Term(head="lambda", args=(Instance() as layer,)), int(count), range() as own] if (
             count in counts
@@ -45,12 +40,9 @@ def _len(
     e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]
 ) -> object:
     """The number of values that are known, or a term."""
-    several = args[0] if len(args) == 1 else None
-    return (
-        len(cast(tuple[object, ...], several))
-        if isinstance(several, tuple)
-        else accessor(e, node, args, options)
-    )
+    if len(args) == 1 and isinstance(args[0], tuple):
+        return len(cast("tuple[object, ...]", args[0]))
+    return accessor(e, node, args, options)
 
 
 EFFECTLESS = (
@@ -98,7 +90,8 @@ class TorchMachine(Machine):
 
     def run_expected(self, body: Sequence[ast.stmt], names: Mapping[str, object]) -> object:
         """The result of statements of the compiler's own."""
-        bindings = {name: Binding(value) for name, value in (self.module_names | {**names}).items()}
+        visible = self.module_names | {**names}
+        bindings = {name: Binding(value) for name, value in visible.items()}
         before, self.frame = self.frame, Frame(names=bindings, is_spec=True)
         result = self.run(body)
         self.frame = before
@@ -158,31 +151,28 @@ class TorchMachine(Machine):
         if isinstance(self.value(node.generators[0].iter), range | tuple):
             return self._GeneratorExp(node)
         before = dict(self.frame.names)
-        domains = tuple(
-            self._domain(generator, depth) for depth, generator in enumerate(node.generators)
-        )
-        term = self.terms("map", self.value(node.elt), domains)
+        domains: list[object] = []
+        for depth, generator in enumerate(node.generators):
+            domains.append(self._domain(generator, depth))
+        term = self.terms("map", self.value(node.elt), tuple(domains))
         self.frame.names = before
         return term
 
     def _domain(self, generator: ast.comprehension, depth: int) -> object:
         """The values that a name runs over, which it has one of from here on."""
         demand(generator.iter, not generator.is_async, "is more than a list of values")
-        all_, symbol = self.value(generator.iter), self.terms("loop", f"values {depth}")
-        match all_:
+        values, symbol = self.value(generator.iter), self.terms("loop", f"values {depth}")
+        match values:
             case Modules(by_key):
-                demand(
-                    generator.iter,
-                    len({*by_key.values()}) == 1,
-                    "are modules that are not all alike",
-                )
+                are_alike = len({*by_key.values()}) == 1
+                demand(generator.iter, are_alike, "are modules that are not all alike")
                 element = next(iter(by_key.values()))
             case Zip(domains):
                 element = tuple(self.terms("each", domain, symbol) for domain in domains)
             case _:
-                element = self.terms("each", all_, symbol)
+                element = self.terms("each", values, symbol)
         self._bind(generator.target, element)
-        return all_, tuple(map(self.value, generator.ifs))
+        return values, tuple(map(self.value, generator.ifs))
 
     def _Attribute(self, node: ast.Attribute) -> object:
         if node.attr in METHODS and isinstance(module := self.value(node.value), Instance):
@@ -197,14 +187,10 @@ class TorchMachine(Machine):
             super().demand_header(function)
             return
         args = function.args
-        plain = not (
-            args.defaults
-            or any(args.kw_defaults)
-            or args.kwarg
-            or args.posonlyargs
-            or args.args[1:]
-        )
-        demand(function, plain, f"the header of `{function.name}` is more than names and types")
+        has_defaults = bool(args.defaults) or any(args.kw_defaults)
+        has_others = bool(args.kwarg or args.posonlyargs or args.args[1:])
+        is_plain = not (has_defaults or has_others)
+        demand(function, is_plain, f"the header of `{function.name}` is more than names and types")
 
     def register(
         self,
@@ -232,21 +218,28 @@ class TorchMachine(Machine):
     def _do_Delete(self, stmt: ast.Delete) -> object:
         """Takes away weights that a stage does not have."""
         for target in stmt.targets:
-            match target:
-                case ast.Attribute(value=ast.Name(id="self"), attr=name) if (
-                    isinstance(module := self.frame.names["self"].value, Instance)
-                    and name in module.attributes
-                    and not module.is_whole
-                ):
-                    value = module.attributes.pop(name)
-                    self.log = [
-                        entry
-                        for entry in self.log
-                        if not (isinstance(entry, Event) and entry.term is value)
-                    ]
-                case _:
-                    raise wrong(stmt, f"`{ast.unparse(stmt)}` takes away no weight")
+            module, name = self._attribute_of_self(target)
+            if module is None or name not in module.attributes or module.is_whole:
+                raise wrong(stmt, f"`{ast.unparse(stmt)}` takes away no weight")
+            self._forget(module.attributes.pop(name))
         return NOTHING
+
+    def _attribute_of_self(self, target: ast.expr) -> tuple[Instance | None, str]:
+        """The module under construction and the name of its attribute, if a target is one."""
+        match target:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                module = self.frame.names["self"].value
+                return (module if isinstance(module, Instance) else None), name
+            case _:
+                return None, ""
+
+    def _forget(self, value: object) -> None:
+        """Takes what made a value out of the log."""
+        log: Log = []
+        for entry in self.log:
+            if not (isinstance(entry, Event) and entry.term is value):
+                log.append(entry)
+        self.log = log
 
     def _do_AnnAssign(self, stmt: ast.AnnAssign) -> object:
         plain = (
