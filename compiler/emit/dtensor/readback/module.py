@@ -14,6 +14,7 @@ from typing import cast
 from ....analysis.bucket_layout import get_stored_dims
 from ....ir import Param, Pipeline, Program, walk
 from ...hf_names import plain_names
+from ...imports import names_in
 from ...readback.calls import placement_text
 from ...readback.constants import constants
 from ...readback.execute import body_of
@@ -24,7 +25,7 @@ from ...readback.terms import Terms, demand, frozen_key, wrong
 from ...readback.values import Function, Instance
 from ...readback.weights import Weights
 from ...target import DTENSOR, mesh_axes, whole_mesh
-from ..imports import STANDARD, TORCH, find_global_names, get_library_names, library_import
+from ..imports import STANDARD, TORCH, get_library_names, library_import
 from .expected import CROSSING, FUNCTIONS, MAIN, Plan, crossing, demand_known
 from .machine import Step, TorchMachine, steps
 
@@ -89,7 +90,7 @@ class TorchFile(File):
         demand(last, calls_main == (self._main is not None), should)
         if self._main:
             known = {*self.machine.module_names, *dir(builtins)}
-            missing = sorted(find_global_names(ast.unparse(self._main)) - known)
+            missing = sorted(names_in(ast.unparse(self._main)) - known)
             demand(self._main, not missing, f"uses {', '.join(missing)}, which nothing defines")
 
     def _bind_main(self, stmt: ast.FunctionDef, wanted: ast.stmt) -> None:
