@@ -142,7 +142,7 @@ class Frame:
     patterns: dict[str, str] = Factory(dict[str, str])
     # by dim
     sizes: dict[str, str] = Factory(
-        lambda self: size_names(self.program, self.types), takes_self=True
+        lambda self: size_names(self.program, self.types, self.target), takes_self=True
     )
 
     def param(self, leaf: str) -> Param:
