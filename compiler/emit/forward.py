@@ -6,7 +6,6 @@ repeat's body.  Non-goals: lines and names as such (`line_writer`), and the line
 that moves state (`loop_hooks`).
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +19,7 @@ from .line_writer import Lines, find_captured_values, reads
 from .loop_hooks import Around, LayerCall, Line, around, group_name, is_flat, loop_line, repeat_of
 from .module import Child, Frame, Module, Table, in_lines, table_of
 from .naming import call, class_name, identifier, literal, place, shape, singular
+from .result_names import make_result_names
 
 INLINE = 88
 """The length of the longest expression that still takes in another one."""
@@ -47,7 +47,8 @@ class Body:
         for stmt in self._body:
             if isinstance(stmt, Op):
                 self._consumer |= dict.fromkeys(stmt.inputs, stmt)
-        self._lines = Lines(frame, module, prefix, self._uses)
+        names = make_result_names(frame, self._body)
+        self._lines = Lines(frame, module, prefix, self._uses, names)
         self._flat_params = ""  # of the model, the argument with the groups of all repeats
         # of a layer, repeat → the argument with the groups of its layers
         self.groups: dict[str, str] = {}
@@ -55,17 +56,12 @@ class Body:
     # ---- what the surroundings give
 
     def bind(self, region: Region, captured_names: list[str], tables: list[Table]) -> None:
-        """Binds the arguments of a repeat's body, in their order, and the slices that are
-        parameters of its modules.
-        """
+        """Binds the arguments of a repeat's body, in their order."""
         slices = [arg for arg in region.args if arg.enter is Enter.EACH]
         draws = [arg.value.name for arg in slices if are_draws(arg.value.type)]
         carried = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
         for value in (*carried, *captured_names, *draws):
             self.bind_argument(value)
-        for arg in slices:
-            if arg.source in self._frame.leaves:
-                self._frame.leaves[arg.value.name] = self._frame.leaves[arg.source]
         for table in tables:
             self._lines.bind_table(table)
 
@@ -116,44 +112,11 @@ class Body:
                 del self._lines.exprs[name]
         values = [value.name for value in op.outputs]
         if values[0] in self._frame.recomputed_values:
-            self._block(op, expr, self._roles(op) if values[1:] else values)
+            self._block(op, expr)
         elif len(values) == 1 and self._inlines(op):
             self._lines.exprs[values[0]] = expr
         else:
-            self._lines.assign(values, expr, self._roles(op) if values[1:] else values)
-
-    def _roles(self, op: Op) -> list[str]:
-        """The names of several results."""
-        values = [value.name for value in op.outputs]
-        weights = op.inputs[1:] if op.kind == "contracts" else values
-        names = list[str]()
-        for value, weight in zip(values, weights, strict=True):
-            names.append(self._becomes(value) or self._role(weight))
-        return names
-
-    def _role(self, weight: str) -> str:
-        """The name of a weight's product: `gate` of `w_gate`; any other value as itself."""
-        name = self._frame.leaves.get(weight, "")
-        match = re.fullmatch(r"(?:.*_)?w_?([^\W\d]\w*)", name)
-        return match[1] if match else weight
-
-    def _becomes(self, value: str) -> str:
-        """The name of a result in the plan, or the name of its only consumer's result.
-
-        The consumer's result so takes the place of this one, whose memory is freed.
-        """
-        if not value.startswith("_"):
-            return value
-        op = self._consumer.get(value)
-        if self._uses[value] != 1 or op is None:
-            return ""
-        if len(op.outputs) == 1:
-            successor = op.outputs[0]
-        else:
-            successor = dict(zip(op.inputs, op.outputs, strict=False)).get(value)
-        if successor is None or successor.name.startswith("_"):
-            return ""
-        return successor.name
+            self._lines.assign(values, expr)
 
     def _express(self, op: Op) -> Expr:
         write = as_call if op.outputs[0].name in self._frame.recomputed_values else express
@@ -198,13 +161,13 @@ class Body:
             if is_end or orders_backward or any(OPS[op.kind].sends for op in expr.ops):
                 self._lines.assign([name], exprs.pop(name))
 
-    def _block(self, op: Op, expr: Expr, like: Sequence[str]) -> None:
+    def _block(self, op: Op, expr: Expr) -> None:
         """Opens a block of values that backward recomputes, and that only this block reads."""
         values = [value.name for value in op.outputs]
         text, view = split_view(expr.text)
         function, _, arguments = text.partition("(")
         self._lines.count_reads(expr)
-        target = ", ".join(map(self._lines.hold, values, like))
+        target = ", ".join(map(self._lines.hold, values))
         # nothing here would keep values that are returned
         if not {*values} & {*reads(self._body)}:
             alone = expr.text
@@ -288,11 +251,12 @@ class Body:
         program, frame = self._frame.program, self._frame
         attribute = identifier(region.dim, self._module.attributes())
         taken = {module.name for module in frame.classes} | {class_name(program.name)}
-        name = identifier(class_name(singular(region.dim)), taken)
+        name = identifier(frame.layer_names[region.dim].of_class, taken)
         carried = [arg.value for arg in region.args if arg.enter is Enter.CARRY]
         module = Module(name, in_lines(f"{self._headline(region)}  {self._shapes(carried)}"))
         ends = tuple(end.name for end, _ in zip(region.yields, carried, strict=False))
         prefix = f"{self._prefix}{attribute}.*."
+        frame.add_slices(region)
         body = Body(frame, module, region.body, ends, prefix, self._depth + 1)
         body.bind(region, captured_names, tables)
         body.write()
@@ -302,10 +266,9 @@ class Body:
 
     def _headline(self, region: Region) -> str:
         """The first sentence of the docstring of a repeat's class: `A layer, of 32.`"""
-        dim = region.dim
-        kind = singular(dim.rsplit("_", 1)[0] if dim[-1].isdecimal() else dim)
-        article = "An" if kind[0] in "aeiou" else "A"
-        return f"{article} {kind}, of {self._frame.program.size(dim)}."
+        layer = self._frame.layer_names[region.dim].in_words
+        article = "An" if layer[0] in "aeiou" else "A"
+        return f"{article} {layer}, of {self._frame.program.size(region.dim)}."
 
     def _shapes(self, values: Sequence[Value]) -> str:
         """The shapes of the values that layers hand on, for a docstring."""

@@ -144,7 +144,7 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "begun later": (lambda text: _moved(text, "y = exchange(", "y_2 = linear("), "awaited before"),
     "awaited at once": (
-        lambda text: text.replace("held, async_op=True)", "held)"),
+        lambda text: text.replace("rows_per_expert, async_op=True)", "rows_per_expert)"),
         "nothing in the IR does",
     ),
 }
