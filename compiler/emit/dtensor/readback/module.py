@@ -149,7 +149,9 @@ class TorchFile(File):
         weights, (*_, model) = TorchWeights(machine, program), machine.classes
         inputs = Plan(program, {}, "").inputs
         if program.pipeline:
-            forward: Forward = StagedForward(machine, program, program.pipeline, weights, DTENSOR)
+            forward: Forward | StagedForward = StagedForward(
+                machine, program, program.pipeline, weights, DTENSOR
+            )
             forward.compare_all(model, inputs)
             self._compare_crossing(program.pipeline)
         else:
