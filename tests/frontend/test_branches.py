@@ -321,7 +321,7 @@ def test_split_is_a_slice_for_each_name(mesh: str, tmp_path: Path) -> None:
     case = MESHES[mesh][1]
     module = harness.imported(harness.written(text, tmp_path) / "train.py")
     assert (
-        "gate, up, rest = split(linear(x, self.w), 12, 12, 12)"
+        "gate, up, rest = split(linear(x, self.w), FFN, FFN, FFN)"
         in (tmp_path / "train.py").read_text()
     )
     start = harness.initial(case, module, seed=5)
