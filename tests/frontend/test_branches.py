@@ -353,7 +353,7 @@ def test_the_read_back_refuses_another_split() -> None:
         with pytest.raises(AssertionError, match="emit: line"):
             check(text.replace("gate, up, rest = split", wrong), program)
     with pytest.raises(AssertionError, match="emit: line"):
-        check(text.replace(", 12, 12, 12)", ", 12, 24)"), program)
+        check(text.replace(", FFN, FFN, FFN)", ", FFN, 2 * FFN)"), program)
 
 
 # ---- what is refused

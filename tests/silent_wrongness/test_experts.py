@@ -144,8 +144,8 @@ def test_row_60_logits_of_routers_are_made_in_few_bits() -> None:
 
 def test_row_61_a_capacity_is_of_a_ranks_tokens() -> None:
     """So what a model drops depends on the mesh (Tutel#173, #230)."""
-    bounded = "limit_capacity(ids, 4, 6, seq=0, positions=self.positions, over=self.cp)"
-    defect = Defect("bounded", text={bounded: "limit_capacity(ids, 4, 3, seq=0)"})
+    bounded = "limit_capacity(ids, EXPERTS, 6, seq=0, positions=self.positions, over=self.cp)"
+    defect = Defect("bounded", text={bounded: "limit_capacity(ids, EXPERTS, 3, seq=0)"})
     assert "nothing in the IR does `limit_capacity(" in defect.emission()
 
 
@@ -165,20 +165,22 @@ def test_row_62_a_part_is_taken_by_the_place_on_another_axis() -> None:
 
 
 COUNTED = (
-    'rows_per_expert: i64[experts@ep, batch@dp, seq, chosen] = exchange_counts(order) <to=["ep:experts"]>'
+    "rows_per_expert: i64[experts@ep, batch@dp, seq, chosen] = exchange_counts(order)"
+    ' <to=["ep:experts"]>'
 )
 
 
 def test_row_63_rows_are_exchanged_by_the_counts_of_another_rank() -> None:
     """A factor of another group was in one dispatcher's sizes (Megatron#1575)."""
     made, _, _ = COUNTED.partition("exchange_counts")
-    others = (
-        f"{COUNTED.replace('rows_per_expert:', 'rows_per_expert.9:')} !tiny.scale:15 {made}shifted(rows_per_expert.9) <axes=[ep]>"
-    )
+    counted = COUNTED.replace("rows_per_expert:", "rows_per_expert.9:")
+    others = f"{counted} !tiny.scale:15 {made}shifted(rows_per_expert.9) <axes=[ep]>"
     defect = Defect(
         "experts",
         ir={COUNTED: others},
-        text={"exchange(dispatch(m, order), rows_per_expert, ": "exchange(dispatch(m, order), order, "},
+        text={
+            "exchange(dispatch(m, order), rows_per_expert, ": "exchange(dispatch(m, order), order, "
+        },
     )
     assert {"loss", "gradient of wte"} | OF_EXPERTS <= defect.values()
     assert (
