@@ -75,7 +75,7 @@ class Body:
 
     @property
     def inner_repeats(self) -> Sequence[str]:
-        """Of a layer, the repeats inside it whose groups of flat parameters its forward takes."""
+        """The repeats inside a layer whose groups of flat parameters its forward takes."""
         return [*self._groups.by_repeat]
 
     # ---- statements

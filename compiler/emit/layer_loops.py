@@ -45,9 +45,9 @@ class ParamGroups:
     lines: Lines
     depth: int
     flat_params: str = ""
-    """Of a model, the argument with the groups of all repeats."""
+    """The argument of a model's forward with the groups of all repeats."""
     by_repeat: dict[str, str] = field(factory=dict[str, str])
-    """Of a layer, the arguments with the groups of the layers inside it."""
+    """The arguments of a layer's forward with the groups of the layers inside it."""
 
     def of_layers(self, repeat: str) -> str:
         """The text of the groups of all layers of a repeat."""

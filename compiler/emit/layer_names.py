@@ -1,5 +1,5 @@
-"""What the classes of repeats are called: `Layer`, and where branches of the plan make several
-repeats of one, `DenseLayer` and `MoELayer`.
+"""Names the classes of repeats: `Layer`, and where branches of the plan make several repeats of
+one, `DenseLayer` and `MoELayer`.
 
 Non-goals: names of their attributes, which are keys of checkpoints (`module`).
 """

@@ -1,4 +1,4 @@
-"""What the results of a `forward` are called in Python.
+"""Names the results of a `forward` in Python.
 
 Purpose: a name says what its value is.  The plan's own names come first, except for rows of
 experts, whose plan calls them by one name before and after the experts.  A product that the plan

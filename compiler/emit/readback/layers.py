@@ -1,4 +1,4 @@
-"""What a loop of a text goes over, and what each layer has of its own, as the IR has it.
+"""Compares what a loop of a text goes over with the IR, and says what each layer has of its own.
 
 Purpose: `Forward` asks its `Layers`, so that a stage of a pipeline can have the layers of the stage
 where other models have all.  Non-goals: what a layer does (`forward`).
