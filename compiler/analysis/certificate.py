@@ -278,14 +278,14 @@ def header(proof: Proof | None) -> str:
     """The lines of `train.py`'s docstring."""
     if not proof:
         return (
-            "Shown: this file matches the IR, op for op.\n"
-            "Not shown: that the step's values are those of a single device, for it was"
+            "Verified: this file matches the IR, op for op.\n"
+            "Not verified: that the step's values are those of a single device, for it was"
             " compiled with --no-verify."
         )
     return (
-        f"Shown: the IR's step evaluated equal to the single-device step of {proof.against},\n"
-        "and this file matches the IR, op for op;\n"
+        f"Verified: the IR's step equals the single-device step of {proof.against};\n"
+        "this file matches the IR, op for op;\n"
         f"{proof.causality}.\n"
-        "Not shown: rounding, kernels, the network.  The certificate is in plan.json;"
+        "Not verified: rounding, kernels, the network.  plan.json holds the certificate;"
         " SCALEC_SANITIZE=1 checks a run."
     )

@@ -11,8 +11,10 @@ from itertools import groupby
 
 from ..analysis.elastic import every_size
 from ..analysis.kernel_tiles import Used, chip, kernels_of, tiles_file
-from ..ir import MICROBATCHES, Pipeline, Program, Value, base
+from ..ir import MICROBATCHES, Op, Pipeline, Program, Type, Value, base, walk
 from ..ir.stages import crossing, stages
+from ..ops.call import RotaryTable, Size
+from ..ops.saved_tensors import Local
 from ..schedules.csv_file import csv, groups_csv
 from .naming import (
     DTYPES,
@@ -26,18 +28,24 @@ from .naming import (
     literal,
     singular,
 )
+from .target import Target
 from .user_ops import modules
 
 
-def size_names(program: Program, values: Iterable[str]) -> dict[str, str]:
-    """The name of the size of each dim of a parameter, except names that something else has."""
+def size_names(program: Program, types: Mapping[str, Type], target: Target) -> dict[str, str]:
+    """The name of the size of each dim of a parameter, and of each dim whose size calls name,
+    except names that something else has; `types` are the types of all values.
+    """
     cut = program.pipeline.dims if program.pipeline else ()
     dims = dict[str, None]()  # as an ordered set
     for param in program.params:
         dims |= dict.fromkeys(dim for dim in param.type.dims if dim not in cut)
     dims["seq"] = None
+    for op in walk(program.forward.body):
+        for dim in _dims_in_call(op, program, types, target):
+            dims[program.dim(dim).twin or dim] = None
     classes = (class_name(singular(dim.name)) for dim in program.dims)
-    taken = {*TAKEN, *modules(program), *classes, class_name(program.name), *map(base, values)}
+    taken = {*TAKEN, *modules(program), *classes, class_name(program.name), *map(base, types)}
     taken |= {"I", "L", "O"}  # read as digits
     words = {dim: dim.upper() for dim in dims if not program.dim(dim).twin}
     occurrences = Counter(words.values())
@@ -46,6 +54,21 @@ def size_names(program: Program, values: Iterable[str]) -> dict[str, str]:
         if word not in taken and occurrences[word] == 1:
             names[dim] = word
     return names | {dim.name: names[dim.twin] for dim in program.dims if dim.twin in names}
+
+
+def _dims_in_call(
+    op: Op, program: Program, types: Mapping[str, Type], target: Target
+) -> Iterator[str]:
+    """The dims whose sizes the call of an op says, or the table of positions that it rotates by."""
+    call = target.call(Local(program, op, tuple(types[name] for name in op.inputs)))
+    for argument in (*call.args, *call.options.values()):
+        match argument:
+            case Size(dim):
+                yield dim
+            case RotaryTable() if "dims" not in dict(op.attrs):
+                yield types[op.inputs[0]].dims[-1]
+            case _:
+                pass
 
 
 def size_lines(program: Program, names: Mapping[str, str]) -> Iterator[str]:

@@ -167,8 +167,8 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
         case Dims(names):
             indices = tuple(context.index(op.inputs[0], dim) for dim in names)
             return literal(indices[0] if len(names) == 1 else indices)
-        case Size(dim):
-            return context.sizes.get(dim, str(context.program.size(dim)))
+        case Size():
+            return _size(argument, context)
         case Group(axes):
             return context.axis(axes)
         case Positions() | PositionIds() | Experts():
@@ -185,6 +185,16 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
             return quotient(value, divisor)
         case _:
             return literal(argument)
+
+
+def _size(size: Size, context: Context) -> str:
+    """A size by its dim's name, if the program has that: `VOCAB`, and of a rank's part
+    `VOCAB // 4`.
+    """
+    name, degree = context.sizes.get(size.dim), context.program.degree(size.axes)
+    if name is None:
+        return str(size.value(context.program))
+    return f"{name} // {degree}" if degree > 1 else name
 
 
 def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -288,7 +298,12 @@ def _unflatten(others: Sequence[str], weight: Type, context: Context) -> str:
     """
     if not others:
         return ""
-    return f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))"
+    return f".unflatten(-1, {_view_sizes(others, weight, context)})"
+
+
+def _view_sizes(others: Sequence[str], weight: Type, context: Context) -> str:
+    """The sizes of a product's last dims: torch finds the first one, which axes may shard."""
+    return f"(-1, {', '.join(_sizes(others, weight, context))})"
 
 
 def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -297,14 +312,12 @@ def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """
     over = op.names("over")
     arguments = [_flatten(operands[0], len(over)), *(weight.text for weight in operands[1:])]
-    views, has_views = list[str](), False
+    views = list[str]()
     for name in op.inputs[1:]:
         weight = context.types(name)
-        sizes = _sizes([dim for dim in weight.dims if dim not in over], weight, context)
-        has_views = has_views or len(sizes) > 1
-        comma = "" if sizes[1:] else ","  # of a tuple of one
-        views.append(f"({', '.join(sizes)}{comma})")
-    if has_views:
+        _, *others = (dim for dim in weight.dims if dim not in over)
+        views.append(_view_sizes(others, weight, context) if others else "(-1,)")
+    if {*views} != {"(-1,)"}:
         arguments.append(f"into=({', '.join(views)})")
     if apart := op.names("apart"):
         arguments.append(f"apart={literal(tuple(map(int, apart)))}")

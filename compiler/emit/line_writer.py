@@ -5,7 +5,7 @@ the plan's line.  Non-goals: which lines there are (`forward`).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
@@ -32,10 +32,20 @@ class _Assigned(NamedTuple):
 
 
 class Lines:
-    """Appends to the lines of `module`; `uses` says how often each value is read."""
+    """Appends to the lines of `module`; `uses` says how often each value is read, `names` what
+    results are called.
+    """
 
-    def __init__(self, frame: Frame, module: Module, prefix: str, uses: Counter[str]) -> None:
+    def __init__(
+        self,
+        frame: Frame,
+        module: Module,
+        prefix: str,
+        uses: Counter[str],
+        names: Mapping[str, str],
+    ) -> None:
         self._frame, self._module, self._prefix = frame, module, prefix
+        self._names = names
         self.left = Counter(uses)  # how often each value still will be read
         # of values that have a Python name, or will be part of the line that uses them
         self.exprs: dict[str, Expr] = {}
@@ -59,10 +69,10 @@ class Lines:
 
     # ---- lines
 
-    def assign(self, values: list[str], expr: Expr, like: Sequence[str] = ()) -> None:
-        """Writes a line of its own for values, which may take the names of others, `like`."""
+    def assign(self, values: list[str], expr: Expr) -> None:
+        """Writes a line of its own for values."""
         self.count_reads(expr)
-        targets = ", ".join(map(self.hold, values, like or values))
+        targets = ", ".join(map(self.hold, values))
         assigned = _Assigned(targets, len(self._module.lines), expr.text, self.comment(expr))
         self.append(f"{targets} = {expr.text}", assigned.comment)
         self._last = None if self._blocks or self._branch else assigned
@@ -133,14 +143,12 @@ class Lines:
             return Expr(f"self.{self._attribute(name)}{self._cast(name)}", ATOM, ())
         raise AssertionError(f"emit: {name} is read before it is written")
 
-    def hold(self, value: str, like: str = "") -> str:
-        """A Python name for `value`: its own name or `like`, with a number while another value
-        that is still read has it.
+    def hold(self, value: str) -> str:
+        """A Python name for `value`, with a number while another value that is still read has
+        it.
         """
         in_use = {name for name, value in self._holder.items() if self.left[value]}
-        if self._frame.types[value].axes_in(Kind.MAXIMUM):
-            like = "local_max"
-        name = identifier(like or value, in_use | self._fixed)
+        name = identifier(self._names.get(value, value), in_use | self._fixed)
         self.rename(name, value)
         return name
 

@@ -41,15 +41,15 @@ def model_classes(program: Program, target: Target = RUNTIME_TARGET) -> Model:
     inputs = [arg.value for arg in microbatches.args]
     module = Module(class_name(program.name), _model_doc(program, inputs))
     ends = tuple(end.name for end in microbatches.yields[: program.microbatch_results])
-    if program.pipeline:
-        body = StagedBody(frame, module, forward.body, ends, program.pipeline)
-    else:
-        body = Body(frame, module, forward.body, ends)
+    body = Body(frame, module, forward.body, ends)
     for value in inputs:
         body.bind_argument(value.name)
     if target.local and any(bucket.layers for bucket in program.buckets):
         body.bind_flats()
-    body.write()
+    if program.pipeline:
+        StagedBody(body, program.pipeline).write()
+    else:
+        body.write()
     frame.classes.append(module)
     return Model(tuple(frame.classes), frame.patterns, frame.sizes)
 

@@ -12,11 +12,12 @@ from attrs import Factory, define, field, frozen
 
 from ..analysis.bucket_layout import get_stored_dims, is_stored_as_matrix
 from ..analysis.param_uses import leaves
-from ..ir import SEQUENCE, Attr, Bucket, Buffer, Op, Param, Program, Type
+from ..ir import SEQUENCE, Attr, Bucket, Buffer, Enter, Op, Param, Program, Region, Type
 from ..ops import roles
 from ..ops.call import Layout, Positions
 from .build import compute
 from .constants import product, size_names
+from .layer_names import LayerName, make_layer_names
 from .naming import (
     DTYPES,
     WIDTH,
@@ -135,21 +136,34 @@ class Frame:
     recomputed_values: set[str]  # values that backward makes once more
     target: Target = RUNTIME_TARGET
     types: Mapping[str, Type] = Factory(lambda self: self.program.types, takes_self=True)
-    # value → its parameter
+    # by name
+    params: dict[str, Param] = Factory(
+        lambda self: {param.name: param for param in self.program.params_and_buffers},
+        takes_self=True,
+    )
+    # value → its parameter's name
     leaves: dict[str, str] = Factory(lambda self: leaves(self.program), takes_self=True)
     classes: list[Module] = Factory(list[Module])  # innermost first
+    # by the dims of repeats
+    layer_names: dict[str, LayerName] = Factory(
+        lambda self: make_layer_names(self.program), takes_self=True
+    )
     # each parameter's name pattern in the model's state
     patterns: dict[str, str] = Factory(dict[str, str])
     # by dim
     sizes: dict[str, str] = Factory(
-        lambda self: size_names(self.program, self.types), takes_self=True
+        lambda self: size_names(self.program, self.types, self.target), takes_self=True
     )
 
     def param(self, leaf: str) -> Param:
         """The parameter that a value is."""
-        return next(
-            param for param in self.program.params_and_buffers if param.name == self.leaves[leaf]
-        )
+        return self.params[self.leaves[leaf]]
+
+    def add_slices(self, region: Region) -> None:
+        """Notes which parameters the slices are that a repeat's body gets."""
+        for arg in region.args:
+            if arg.enter is Enter.EACH and arg.source in self.leaves:
+                self.leaves[arg.value.name] = self.leaves[arg.source]
 
     def declare(self, module: Module, prefix: str, param: Param) -> str:
         """Declares a parameter in `module` and returns its attribute."""

@@ -12,12 +12,14 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from ..ir import Arg, Enter, Pipeline, Region, Stmt
+from ..ir import Arg, Enter, Pipeline, Program, Region, Stmt
 from ..ir.stages import groups, is_free, stages
 from ..ops.dropout import are_draws
 from .forward import Body
+from .layer_loops import RepeatLoops, recompute_interval
+from .line_writer import Lines
 from .loop_hooks import LayerCall
-from .module import Frame, Module, tensors
+from .module import tensors
 from .naming import layers_word, stage_word
 
 
@@ -32,48 +34,51 @@ class _Section:
     begin: tuple[int, ...]
 
 
-class StagedBody(Body):
-    """Writes the lines of one stage, whichever is asked for."""
+class StagedBody:
+    """Writes `body` as the lines of one stage, whichever is asked for."""
 
-    def __init__(
-        self, frame: Frame, module: Module, body: Sequence[Stmt], ends: Sequence[str], cut: Pipeline
-    ) -> None:
-        super().__init__(frame, module, body, ends)
-        self._pipeline = cut
-        self._groups, self._cut = groups(cut, self._body)
-        self._stages = stages(frame.program, cut)
+    def __init__(self, body: Body, pipeline: Pipeline) -> None:
+        self._body, self._lines, self._module = body, body.lines, body.module
+        self._is_local, self._pipeline = body.frame.target.local, pipeline
+        self._groups, self._cut = groups(pipeline, body.stmts)
+        self._stages = stages(body.frame.program, pipeline)
         self._owner = dict[int, int]()  # group → its stage
         for number, stage in enumerate(self._stages):
             self._owner |= dict.fromkeys(stage.groups, number)
         self._held: dict[str, tuple[int, ...]] = {}  # the stages of modules that only some have
+        self._inputs, self._module.arguments = self._module.arguments, {}
+        # a module of torch's pipelining has one stage
+        self._stage = self._lines.argument("stage", "int") if self._is_local else "self.stage"
+        self._loops = StageLayers(
+            body.frame.program, pipeline, self._lines, body.loops, self._stage
+        )
+        body.loops = self._loops
 
     def write(self) -> None:
         """Writes what every stage does, each section, and the last stage's own ops."""
+        body = self._body
         sections = self._bind_carried()
-        self._statements(stmt for group in self._groups for stmt in group if is_free(stmt))
+        body.write_statements(stmt for group in self._groups for stmt in group if is_free(stmt))
         for section in sections:
-            self._crossing = section.names
+            self._loops.carried = section.names
             for number in section.repeats:
                 self._branch(number, section)
-                self._repeat(self._cut[number])
+                body.write_repeat(self._cut[number])
             self._return(section)
         last = self._groups[-1]
-        self._statements(stmt for stmt in last if not is_free(stmt))
+        body.write_statements(stmt for stmt in last if not is_free(stmt))
         self._hold(last, len(self._groups) - 1)
-        self._lines.finish(self._ends)
+        self._lines.finish(body.ends)
         self._module.held |= self._needed()
 
     # ---- what crosses
 
     def _bind_carried(self) -> list[_Section]:
-        """Binds the stage, and the values that the stage before it returned, as arguments before
-        the inputs.
+        """Binds the values that the stage before returned, as arguments before the inputs.
 
-        A module of torch's pipelining has one stage; torch calls the first one without any values.
+        Torch's pipelining calls its first stage without any values.
         """
-        inputs, self._module.arguments = self._module.arguments, {}
-        local = self._frame.target.local
-        self._stage = self._lines.argument("stage", "int") if local else "self.stage"
+        local = self._is_local
         carried = [self._values_carried(repeat) for repeat in self._cut]
         counts = [len(carried[stage.begins]) for stage in self._stages[1:]]
         self._module.crossing = tuple(dict.fromkeys(counts))
@@ -91,7 +96,7 @@ class StagedBody(Body):
         if is_one:  # then the argument has the name that the section gives the value
             (self._given,) = next(section.names for section in sections if section.begin)
             self._module.arguments[self._given] = tensors(1)
-        self._module.arguments |= inputs
+        self._module.arguments |= self._inputs
         return sections
 
     def _values_carried(self, repeat: Region) -> list[str]:
@@ -123,7 +128,7 @@ class StagedBody(Body):
         is_open = bool(group or self._names_to_rebind(carried))
         if is_open:
             self._lines.open_branch(f"if {self._stage} == {self._word(owner)}")
-            self._statements(group)
+            self._body.write_statements(group)
             self._hand_over(carried)
             self._lines.close_branch()
         if number == section.repeats.start:
@@ -143,7 +148,7 @@ class StagedBody(Body):
             head = f"elif {until}" if behind_branch else f"if {self._word(owner)} < {until}"
         self._lines.open_branch(head)
         names = ", ".join(section.names)
-        if not self._frame.target.local and len(section.names) == 1:
+        if not self._is_local and len(section.names) == 1:
             names = f"({names},)"  # torch's pipelining passes even one value as a tuple
         self._lines.append(f"{names} = {self._given}")
         self._lines.close_branch()
@@ -170,7 +175,9 @@ class StagedBody(Body):
         """The numbers of carried values that recomputed layers do not change, where torch's
         backward has two parts.
         """
-        if self._frame.target.local or not (self._pipeline.splits and self._every(repeat)):
+        if self._is_local or not (
+            self._pipeline.splits and recompute_interval(self._body.frame.program, repeat)
+        ):
             return []
         indices = list[int]()
         ends = zip(self._values_carried(repeat), repeat.yields, strict=False)
@@ -181,10 +188,10 @@ class StagedBody(Body):
 
     def _hand_over(self, carried: Sequence[str]) -> None:
         """Gives the results of a branch the names that they cross with, all at once."""
-        self._end_coercions()
+        self._body.end_coercions()
         if renamed := self._names_to_rebind(carried):
             self._lines.append(f"{', '.join(renamed)} = {', '.join(renamed.values())}")
-        for name, value in zip(self._crossing, carried, strict=True):
+        for name, value in zip(self._loops.carried, carried, strict=True):
             self._lines.rename(name, value)
 
     def _names_to_rebind(self, carried: Sequence[str]) -> dict[str, str]:
@@ -193,7 +200,7 @@ class StagedBody(Body):
         """
         texts = [self._lines.operand(value).text for value in carried]
         renamed = dict[str, str]()
-        for name, text in zip(self._crossing, texts, strict=True):
+        for name, text in zip(self._loops.carried, texts, strict=True):
             if name != text:
                 renamed[name] = text
         return renamed
@@ -215,35 +222,48 @@ class StagedBody(Body):
         count = len(self._pipeline.layers)
         return {name: stages for name, stages in stages_of.items() if len(stages) < count}
 
-    # ---- repeats
 
-    def _open(
+class StageLayers:
+    """Loops over the requested stage's layers of a repeat that is cut, and as `uncut` does over
+    all layers of any other repeat.
+    """
+
+    def __init__(
+        self, program: Program, pipeline: Pipeline, lines: Lines, uncut: RepeatLoops, stage: str
+    ) -> None:
+        self._program, self._pipeline, self._lines = program, pipeline, lines
+        self._uncut, self._stage = uncut, stage
+        self.carried: tuple[str, ...] = ()
+        """The Python names of the values that cross in the section that is written."""
+
+    def enter(self, region: Region) -> list[str]:
+        """The names with which values cross, for these are bound already."""
+        if region.dim not in self._pipeline.dims:
+            return self._uncut.enter(region)
+        for value in _values_entering(region):
+            self._lines.left[value] -= 1
+        return [*self.carried]
+
+    def open(
         self, region: Region, attribute: str, has_params: bool, inner: Sequence[str]
     ) -> LayerCall:
-        """Opens the loop over the requested stage's layers of a repeat that is cut."""
+        """Opens the loop over the numbers of the stage's layers."""
         if region.dim not in self._pipeline.dims:
-            return super()._open(region, attribute, has_params, inner)
+            return self._uncut.open(region, attribute, has_params, inner)
         index = self._lines.free("i")
         self._lines.append(f"for {index} in {layers_word(region.dim)}[{self._stage}]:")
         draws = list[str]()
         for arg in region.args:
             if are_draws(arg.value.type):
                 draws.append(f"{self._draws_of_all_layers(arg)}[{index}]")
+        interval = recompute_interval(self._program, region)
         module = f"self.{attribute}[str({index})]"
-        return LayerCall(module, tuple(draws), f"{index} % {self._every(region)} == 0")
+        return LayerCall(module, tuple(draws), f"{index} % {interval} == 0")
 
     def _draws_of_all_layers(self, arg: Arg) -> str:
         """The Python name of the draws of all layers."""
         self._lines.left[arg.source] -= 1
         return self._lines.operand(arg.source).text
-
-    def _entering(self, region: Region) -> list[str]:
-        """Values carried through a repeat that is cut cross from stage to stage."""
-        if region.dim not in self._pipeline.dims:
-            return super()._entering(region)
-        for value in _values_entering(region):
-            self._lines.left[value] -= 1
-        return [*self._crossing]
 
 
 def _runs(counts: Sequence[int]) -> list[range]:

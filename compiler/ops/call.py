@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import Factory, frozen
 
-from ..ir import Attr, Op, Type
+from ..ir import Attr, Op, Program, Type
 from .saved_tensors import Local
 
 
@@ -23,9 +23,16 @@ class Dims:
 
 @frozen
 class Size:
-    """The size of a dim: `LAYERS`."""
+    """The size of a dim, or of the part of it that a rank has over some axes: `LAYERS`,
+    `VOCAB // 4`.
+    """
 
     dim: str
+    axes: tuple[str, ...] = ()
+
+    def value(self, program: Program) -> int:
+        """The number that the text stands for."""
+        return program.size(self.dim) // program.degree(self.axes)
 
 
 @frozen

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..ir import DATA_DIMS, Op, Type
 from .algebra import sum_to_operand
-from .call import Call
+from .call import Call, Size
 from .protocol import ALL, Attribute, Builder, Dims, Joins, OpDef, Operand, Shape, TypingError
 from .saved_tensors import is_view
 
@@ -103,7 +103,7 @@ SPLIT = OpDef(
     ),
     function="split",
     torch="split",
-    call=lambda local: Call(tuple(map(local.program.size, local.op.names("parts")))),
+    call=lambda local: Call(tuple(map(Size, local.op.names("parts")))),
     views=is_view,
     user_visible=True,
 )

@@ -11,7 +11,7 @@ Non-goals: that function (`runtime.ops.dropout`; the proof has one of its own).
 from collections.abc import Sequence
 
 from ..ir import BATCH, SEQUENCE, Op, Type
-from .call import Argument, Call, Dims, Group, Positions, Shards, part_of
+from .call import Argument, Call, Dims, Group, Positions, Shards, Size, part_of
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .saved_tensors import Local
 
@@ -78,5 +78,5 @@ FORK = OpDef(
     attributes=(Attribute("repeat", kinds=(str,)),),
     unsharded_dims=lambda types, op: frozenset((str(op.get("repeat")),)),
     function="fork",
-    call=lambda local: Call((local.program.size(str(local.op.get("repeat"))),)),
+    call=lambda local: Call((Size(str(local.op.get("repeat"))),)),
 )

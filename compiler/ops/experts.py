@@ -129,14 +129,14 @@ def _type_after_exchange(program: Program, type: Type, op: Op) -> Type:
 
 
 def _exchange_type(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Rows lie as the order `held` says before or after their exchange; padded rows lie alike on
+    """Rows lie as `rows_per_expert` says before or after their exchange; padded rows lie alike on
     all ranks.
     """
     rows, *orders = types
     result = _type_after_exchange(program, rows, op)
     lie = _shards(rows if op.kind == EXCHANGE_BACK.name else result)
     if any(_shards(order) != lie for order in orders):
-        raise TypingError(f"{op.kind} takes rows that lie as `held` says")
+        raise TypingError(f"{op.kind} takes rows that lie as `rows_per_expert` says")
     return [result]
 
 
@@ -406,7 +406,7 @@ COUNTS = OpDef(
     decides=True,
     function="exchange_counts",
     call=lambda local: Call(),
-    stem="held",
+    stem="rows_per_expert",
 )
 
 DISPATCH = OpDef(
@@ -426,7 +426,7 @@ def _exchange(name: str, doc: str) -> OpDef:
     return OpDef(
         name,
         doc,
-        operands=takes("rows", "held"),
+        operands=takes("rows", "rows_per_expert"),
         attributes=(MOVES, ASYNC),
         linear=((0,),),
         typing=_exchange_type,

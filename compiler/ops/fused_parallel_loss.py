@@ -14,7 +14,7 @@ from functools import partial
 
 from ..ir import BATCH, MAXIMUM, PARTIAL, REPLICATED, Kind, Op, Placement, Program, Type, sharded
 from .algebra import ADD, CONTRACT
-from .call import Call, over_classes
+from .call import Call, Size, over_classes
 from .chunked_logits import INNER, PRODUCT, check, chunk, logits_work, product_call, product_roles
 from .loss import CAP, SMOOTHING, call_for_own_classes, in_pass, wide
 from .protocol import KERNELS, Attribute, OpDef, TypingError, Vjp, is_pending, takes
@@ -169,8 +169,7 @@ def _rescale_types(program: Program, types: Sequence[Type], op: Op) -> list[Type
 def _rescale_call(local: Local) -> Call:
     """How many of the classes each rank has."""
     classes, axes = str(local.op.get("classes")), local.types[0].axes_in(Kind.MAXIMUM)
-    columns = local.program.size(classes) // local.program.degree(axes)
-    return over_classes(local, classes, axes, columns=columns)
+    return over_classes(local, classes, axes, columns=Size(classes, axes))
 
 
 REJOINED = OpDef(

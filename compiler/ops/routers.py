@@ -196,7 +196,7 @@ def _choice_call(local: Local) -> Call:
             options[key] = value
     if len(local.op.inputs) > 1:
         options["bias"] = Keyword(1)
-    return Call((local.program.size(str(local.op.get("to"))),), options)
+    return Call((Size(str(local.op.get("to"))),), options)
 
 
 def _zero_sum_call(local: Local) -> Call:
@@ -247,7 +247,7 @@ def _by(op: Op, count: int) -> Quotient:
 def _capacity_call(local: Local) -> Call:
     """The most tokens of a sequence that an expert takes, and the positions that a rank has."""
     axes, experts = local.types[0].axes_of(SEQUENCE), str(local.op.get("experts"))
-    arguments = local.program.size(experts), capacity(local.program, local.op)
+    arguments = Size(experts), capacity(local.program, local.op)
     options: dict[str, Argument] = {"seq": Dims((SEQUENCE,))}
     if axes:
         options["positions"] = Positions(SEQUENCE, axes)

@@ -373,7 +373,7 @@ def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
             "linear(m, self.w_gate)",
             "train.py is not the plan's",
         ),
-        ("train.py", "Shown: the IR's step", "Seen: the IR's step", "Shown: the IR's step"),
+        ("train.py", "Verified: the IR's step", "Seen: the IR's step", "Verified: the IR's step"),
         ("train.py", "# [b, s, h]  llama", "# [s, b, h]  llama", "# [b, s, h]  llama"),
         (
             "train.py",

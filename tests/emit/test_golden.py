@@ -108,7 +108,7 @@ def test_a_program_of_sixteen_ranks_of_stages_is_short() -> None:
 @pytest.mark.parametrize("name", ["mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3"])
 def test_from_its_norm_to_the_residual_a_route_is_at_most_14_lines(name: str) -> None:
     """A call over several lines counts as one, comments not; with a shared expert's lines they
-    are 16.
+    are 17.
     """
     plan = load(TINY.parent / f"{name}.scale")
     forward = next(
@@ -123,7 +123,7 @@ def test_from_its_norm_to_the_residual_a_route_is_at_most_14_lines(name: str) ->
         for i, line in enumerate(code)
         if i > begin and line.lstrip().startswith(("x = x", "return x +"))
     )
-    assert 6 < end + 1 - begin <= 14 + 2 * (name == "deepseek_v3")
+    assert 6 < end + 1 - begin <= 14 + 3 * (name == "deepseek_v3")
 
 
 NOT_BY_HAND = r"""

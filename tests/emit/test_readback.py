@@ -333,7 +333,7 @@ BY_HAND = {
         "'layers.*.w_gate', 'layers.*.w_up'",
     ),
     "products of another value": ("fused", "fused_linear(m, ", "fused_linear(x, "),
-    "results of another shape": ("fused", "into=((2, HEAD_DIM),", "into=((HEAD_DIM, 2),"),
+    "results of another shape": ("fused", "into=((-1, HEAD_DIM),", "into=((HEAD_DIM, -1),"),
     "another result apart": ("fused", "apart=(2,)", "apart=(1,)"),
     "queries turned alone": ("fused", "rope_pair(q, k, ", "rope_pair(q, q, "),
     "another smoothing": ("fused", "self.tp, smoothing=0.1)\n", "self.tp, smoothing=0.2)\n"),
@@ -347,7 +347,7 @@ BY_HAND = {
         "rescale_to_global_max(local_max, sum_exp, label_logit, logits_max,",
         "rescale_to_global_max(logits_max, sum_exp, label_logit, local_max,",
     ),
-    "as many classes elsewhere": ("fused", "columns=32", "columns=64"),
+    "as many classes elsewhere": ("fused", "columns=VOCAB // 2", "columns=VOCAB"),
     "another cap": ("fused, vocabulary whole", "cap=30.0", "cap=31.0"),
     "no z-loss": ("fused, vocabulary whole", "z=0.01, ", ""),
     "the head's other operand": (

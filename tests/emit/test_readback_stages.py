@@ -69,7 +69,7 @@ HELD = (
     "self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in"
     " LAYERS_OF_STAGE['layers'][stage]})\n"
 )
-FORKED = "        layers_draws = fork(draws, 4)\n"
+FORKED = "        layers_draws = fork(draws, LAYERS)\n"
 ONE_UNPACKED = "        elif stage <= 2:\n            y = carried\n"
 NARROWED_UNPACKED = "        if 1 < stage <= 2:\n            y = carried\n"
 OTHER_UNPACKED = "        else:\n            x, z = carried\n"
@@ -274,7 +274,7 @@ DEFECTS = {
     "draws of all layers": (TWO, "blocks_draws[i]", "blocks_draws"),
     "draws of the sample": (TWO, "blocks_draws[i]", "draws"),
     "draws of another repeat": (TWO, "blocks_draws[i]", "layers_draws[i]"),
-    "draws forked otherwise": (TWO, "fork(draws, 4)", "fork(draws, 3)"),
+    "draws forked otherwise": (TWO, "fork(draws, LAYERS)", "fork(draws, 3)"),
     "operands of a layer swapped": (TWO, "(x, s, blocks_draws[i])", "(s, x, blocks_draws[i])"),
     "results of a layer swapped": (TWO, BLOCK, BLOCK.replace("x, s =", "s, x =")),
     "a layer's result by another name": (ONE, LAYER, LAYER.replace("x =", "y =")),
@@ -568,8 +568,8 @@ def test_other_files_beside_the_program_are_rejected(files: dict[str, str]) -> N
 
 EQUAL = {
     "draws behind": (
-        *(TWO, "        blocks_draws = fork(draws, 3)\n", ""),
-        *(BLOCKS, "        blocks_draws = fork(draws, 3)\n" + BLOCKS),
+        *(TWO, "        blocks_draws = fork(draws, BLOCKS)\n", ""),
+        *(BLOCKS, "        blocks_draws = fork(draws, BLOCKS)\n" + BLOCKS),
     ),
     "all but one leave": (ONE, "if stage < LAST:", "if stage != LAST:"),
     "all of the last begin": (

@@ -321,7 +321,7 @@ def test_split_is_a_slice_for_each_name(mesh: str, tmp_path: Path) -> None:
     case = MESHES[mesh][1]
     module = harness.imported(harness.written(text, tmp_path) / "train.py")
     assert (
-        "gate, up, rest = split(linear(x, self.w), 12, 12, 12)"
+        "gate, up, rest = split(linear(x, self.w), FFN, FFN, FFN)"
         in (tmp_path / "train.py").read_text()
     )
     start = harness.initial(case, module, seed=5)
@@ -353,7 +353,7 @@ def test_the_read_back_refuses_another_split() -> None:
         with pytest.raises(AssertionError, match="emit: line"):
             check(text.replace("gate, up, rest = split", wrong), program)
     with pytest.raises(AssertionError, match="emit: line"):
-        check(text.replace(", 12, 12, 12)", ", 12, 24)"), program)
+        check(text.replace(", FFN, FFN, FFN)", ", FFN, 2 * FFN)"), program)
 
 
 # ---- what is refused

@@ -167,7 +167,7 @@ def test_ir_that_cannot_be_is_refused(old: str, new: str) -> None:
         (", heads=self.tp)", ")"),
         ("draws=draws, heads", "heads"),
         ("dropout=0.2, ", ""),
-        ("fork(draws, 2)", "fork(draws, 3)"),
+        ("fork(draws, LAYERS)", "fork(draws, 3)"),
         ("zip(self.layers, layers_draws,", "zip(self.layers, draws,"),
         ("zip(self.layers, layers_draws, strict=True)", "zip(self.layers, layers_draws)"),
         (

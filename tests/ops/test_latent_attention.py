@@ -42,7 +42,7 @@ def test_the_step_is_that_of_one_device(case: Case) -> None:
 LINES = (
     "q = concat(q, rope(qp, rotary))",
     "k = concat(k, x2.unsqueeze(2))",
-    "c, kp = split(linear(a, self.wkv_a), 5, 2)",
+    "c, kp = split(linear(a, self.wkv_a), KV_RANK, PE)",
 )
 
 
@@ -58,7 +58,7 @@ WRONG = (
     ("concat(k, x2.unsqueeze(2))", "concat(x2.unsqueeze(2), k)"),
     ("concat(q, rope(qp, rotary))", "concat(q, qp)"),
     ("rope(qp, rotary)", "rope(qp, rotary_2)"),
-    ("split(linear(a, self.wkv_a), 5, 2)", "split(linear(a, self.wkv_a), 2, 5)"),
+    ("split(linear(a, self.wkv_a), KV_RANK, PE)", "split(linear(a, self.wkv_a), PE, KV_RANK)"),
 )
 
 

@@ -137,14 +137,20 @@ def _moved(text: str, line: str, to: str) -> str:
 
 
 WRONG: dict[str, tuple[Callable[[str], str], str]] = {
-    "awaited before": (lambda text: _moved(text, "y = wait(y)", "y = exchange("), "awaited before"),
+    "awaited before": (
+        lambda text: _moved(text, "expert_in = wait(", "pending_expert_in = exchange("),
+        "awaited before",
+    ),
     "awaited later": (
-        lambda text: _moved(text, "s = linear(", "y_2 = linear("),
+        lambda text: _moved(text, "s = linear(", "s_up = linear("),
         "runs beside an exchange",
     ),
-    "begun later": (lambda text: _moved(text, "y = exchange(", "y_2 = linear("), "awaited before"),
+    "begun later": (
+        lambda text: _moved(text, "pending_expert_in = exchange(", "s_up = linear("),
+        "awaited before",
+    ),
     "awaited at once": (
-        lambda text: text.replace("held, async_op=True)", "held)"),
+        lambda text: text.replace("rows_per_expert, async_op=True)", "rows_per_expert)"),
         "nothing in the IR does",
     ),
 }

@@ -40,7 +40,7 @@ def test_row_12_experts_gradients_are_scaled_by_another_axis() -> None:
 def test_row_50_experts_gradients_are_as_many_times_too_large_as_there_are_ranks() -> None:
     """With AdamW nothing showed but the norm (pytorch#160285, PR #167178, torchtitan PR #1551)."""
     made = (
-        "d_w_down: f64[experts@ep, hidden, ffn]{dp: P} = grouped_contract(d_m, _g.3, held.2)"
+        "d_w_down: f64[experts@ep, hidden, ffn]{dp: P} = grouped_contract(d_m, _g.3, rows_per_expert.2)"
         " <over=[batch, seq]>"
     )
     defect = Defect(
@@ -144,8 +144,8 @@ def test_row_60_logits_of_routers_are_made_in_few_bits() -> None:
 
 def test_row_61_a_capacity_is_of_a_ranks_tokens() -> None:
     """So what a model drops depends on the mesh (Tutel#173, #230)."""
-    bounded = "limit_capacity(ids, 4, 6, seq=0, positions=self.positions, over=self.cp)"
-    defect = Defect("bounded", text={bounded: "limit_capacity(ids, 4, 3, seq=0)"})
+    bounded = "limit_capacity(ids, EXPERTS, 6, seq=0, positions=self.positions, over=self.cp)"
+    defect = Defect("bounded", text={bounded: "limit_capacity(ids, EXPERTS, 3, seq=0)"})
     assert "nothing in the IR does `limit_capacity(" in defect.emission()
 
 
@@ -165,20 +165,22 @@ def test_row_62_a_part_is_taken_by_the_place_on_another_axis() -> None:
 
 
 COUNTED = (
-    'held: i64[experts@ep, batch@dp, seq, chosen] = exchange_counts(order) <to=["ep:experts"]>'
+    "rows_per_expert: i64[experts@ep, batch@dp, seq, chosen] = exchange_counts(order)"
+    ' <to=["ep:experts"]>'
 )
 
 
 def test_row_63_rows_are_exchanged_by_the_counts_of_another_rank() -> None:
     """A factor of another group was in one dispatcher's sizes (Megatron#1575)."""
     made, _, _ = COUNTED.partition("exchange_counts")
-    others = (
-        f"{COUNTED.replace('held:', 'held.9:')} !tiny.scale:15 {made}shifted(held.9) <axes=[ep]>"
-    )
+    counted = COUNTED.replace("rows_per_expert:", "rows_per_expert.9:")
+    others = f"{counted} !tiny.scale:15 {made}shifted(rows_per_expert.9) <axes=[ep]>"
     defect = Defect(
         "experts",
         ir={COUNTED: others},
-        text={"exchange(dispatch(m, order), held, ": "exchange(dispatch(m, order), order, "},
+        text={
+            "exchange(dispatch(m, order), rows_per_expert, ": "exchange(dispatch(m, order), order, "
+        },
     )
     assert {"loss", "gradient of wte"} | OF_EXPERTS <= defect.values()
     assert (
@@ -309,7 +311,7 @@ def test_row_74_rows_are_combined_in_the_order_of_another_rank() -> None:
     defect = Defect(
         "experts",
         ir={made: f"{others} !tiny.scale:14 {made.replace('order)', 'order.9)')}"},
-        text={"gates, order)": "gates, held)"},
+        text={"gates, order)": "gates, rows_per_expert)"},
     )
     assert {"loss"} | OF_EXPERTS <= defect.values()
     assert "nothing in the IR does `combine(" in defect.emission()

@@ -357,8 +357,8 @@ class Reader:
             case Dims(names):
                 dims = [first[i] for i in _indices(value, len(first))]
                 return dims == [self._dims_in_memory(name) for name in names]
-            case Size(dim):
-                return _same(value, self.local.program.size(dim))
+            case Size():
+                return _same(value, wanted.value(self.local.program))
             case Group(axes):
                 return value is self._group(axes)
             case Positions() | PositionIds() | Experts():

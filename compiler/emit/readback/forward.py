@@ -41,10 +41,11 @@ from ..target import RUNTIME_TARGET, Target
 from .buckets import LayerMoves, Repeats
 from .calls import Calls, Shape, layout_of
 from .compare import compare, demand_known, function_of
+from .layers import AllLayers, Layers, get_recompute_interval
 from .machine import Machine
 from .recompute import Twins
-from .terms import Event, Log, Loop, demand, frozen_key, wrong
-from .values import Instance, Modules
+from .terms import Event, Log, Loop, demand, wrong
+from .values import Instance
 
 VIEW = ".unflatten"
 """The method that views a product."""
@@ -73,6 +74,7 @@ class Forward:
         self._types, self._twins = program.types, Twins(self._forward, program.backward)
         self._leaves = leaves(program)
         self._texts: dict[str, str] = {}
+        self.layers: Layers = AllLayers(machine, program)
         self._params: dict[str, object] = {}  # layers' groups of flat parameters, by repeat
         self.done_ops: set[str] = set()  # the ops, by their first results
         self.values: dict[str, object] = {}
@@ -99,10 +101,10 @@ class Forward:
         self.body(
             self._forward.body,
             iter_loops(actual),
-            Counter(uses(self._forward)) + Counter(self._yields()),
+            Counter(uses(self._forward)) + Counter(self.yields()),
         )
         compare(node, actual, before)
-        self.demand_result(node, result, [self.term(name) for name in self._yields()])
+        self.demand_result(node, result, [self.term(name) for name in self.yields()])
 
     # ---- a run and its expectation
 
@@ -140,7 +142,8 @@ class Forward:
             last, same, f"returns {', '.join(map(str, results))}, not {', '.join(map(str, wanted))}"
         )
 
-    def _yields(self) -> list[str]:
+    def yields(self) -> list[str]:
+        """The values that the model returns."""
         return [end.name for end in self._region.yields[: self._program.microbatch_results]]
 
     def term(self, name: str) -> object:
@@ -284,7 +287,8 @@ class Forward:
         moved, groups = (layer.groups(names, self._paths) for names in self._buckets_around(layer))
         for name in groups:
             self._params[name] = machine.terms("each", outer_params[name], loop.symbol)
-        self.compare_domains(region, loop, [outer_params[name] for name in groups])
+        draws = [self.term(arg.source) for arg in region.args if are_draws(arg.value.type)]
+        self.layers.demand_domains(region, loop, [*draws, *(outer_params[name] for name in groups)])
         assert len(moved) < 2, f"emit: {', '.join(moved)} are one loop"
         first, last = layer.functions() if moved else ([], [])
         followed = self._value_for_backward(region, used)
@@ -322,8 +326,8 @@ class Forward:
             if name in self._leaves and name not in self.values:
                 model_params[name] = self.term(name)
         self.values |= model_params
-        whole = self.recomputes(region)
-        self._machine.recompute = self.recompute(loop, whole)
+        whole = get_recompute_interval(self._program, region)
+        self._machine.recompute = self.layers.recompute(loop, whole)
         self.body(inner.body, iter_loops(loop.log), uses(region), around, whole)
         self._machine.recompute = None
         carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
@@ -359,7 +363,8 @@ class Forward:
 
     def first(self, arg: Arg) -> object:
         """The value that this argument carries into the first layer."""
-        return self.term(arg.source)
+        received = self.layers.received(arg)
+        return self.term(arg.source) if received is None else received
 
     def _slice(self, region: Region, loop: Loop) -> None:
         """The values that a layer has of its own: draws, and slices of parameters, which go by
@@ -367,54 +372,9 @@ class Forward:
         """
         for arg in region.args:
             if arg.enter is Enter.EACH and are_draws(arg.value.type):
-                self.values[arg.value.name] = self.draws_of_layer(loop, self.term(arg.source))
+                self.values[arg.value.name] = self.layers.draws(loop, self.term(arg.source))
             elif arg.enter is Enter.EACH and arg.source in self._leaves:
                 self._leaves[arg.value.name] = self._leaves[arg.source]
-
-    def draws_of_layer(self, loop: Loop, all_: object) -> object:
-        """The draws of one layer."""
-        return self._machine.terms("each", all_, loop.symbol)
-
-    def compare_domains(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
-        """Raises where a loop goes over other modules, draws or groups of flat parameters, or
-        over more or fewer.
-        """
-        size = self._program.size(region.dim)
-        modules, others = list[Modules](), Counter[object]()
-        for domain in loop.domains:
-            if isinstance(domain, Modules):
-                modules.append(domain)
-            else:
-                others[frozen_key(domain)] += 1
-        count = len(modules[0].by_key) if modules else 0
-        has_modules = len(modules) == 1 and count == size
-        demand(loop.node, has_modules, f"has {count} modules for the {size} {region.dim}")
-        draws = [self.term(arg.source) for arg in region.args if are_draws(arg.value.type)]
-        wanted = Counter(map(frozen_key, [*draws, *groups]))
-        if (every := self.recomputes(region)) > 1:
-            wanted[frozen_key(self._which(size, every))] += 1
-        demand(loop.node, others == wanted, f"goes over {_to_text(others)}, not {_to_text(wanted)}")
-
-    def _which(self, size: int, every: int) -> tuple[bool, ...]:
-        return tuple(i % every == 0 for i in range(size))
-
-    def recomputes(self, region: Region) -> int:
-        """The interval of wholly recomputed layers: the first layer of each interval is; 0 for
-        none.
-        """
-        recompute = self._program.train.recompute
-        if any(isinstance(inner, Region) for inner in region.body):
-            return 0
-        if recompute.word == "every" and region.dim in recompute.names:
-            return recompute.number
-        return int(recompute.word == "full" or region.dim in self._program.recomputed)
-
-    def recompute(self, loop: Loop, every: int) -> object:
-        """Whether backward recomputes this layer."""
-        if every < 2:
-            return True if every else None
-        size = next(len(modules.by_key) for modules in loop.domains if isinstance(modules, Modules))
-        return self._machine.terms("each", self._which(size, every), loop.symbol)
 
     def _value_for_backward(self, region: Region, used: Counter[str]) -> str:
         """The first value by which backward comes through all layers.
@@ -446,7 +406,3 @@ def _views(entry: Event | Loop) -> bool:
 def _axis(axes: tuple[str, ...]) -> str:
     """The group of ranks over axes."""
     return f"mesh.axis({', '.join(map(repr, axes))})"
-
-
-def _to_text(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values)) or "nothing else"

@@ -123,7 +123,9 @@ class File:
             "calls the model otherwise than training does",
         )
         if program.pipeline:
-            forward: Forward = StagedForward(machine, program, program.pipeline, weights)
+            forward: Forward | StagedForward = StagedForward(
+                machine, program, program.pipeline, weights
+            )
             forward.compare_all(build_result.model, steps[0].model_inputs)
         else:
             forward = Forward(machine, program, weights.paths)

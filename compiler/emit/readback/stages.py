@@ -6,7 +6,7 @@ reads.  Non-goals: which stage has what (`ir.stages`), the order of its work (`s
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...ir import Arg, Enter, Pipeline, Program, Region, uses
 from ...ir.stages import Stage, crossing, groups, is_free, stages
@@ -14,13 +14,14 @@ from ..target import RUNTIME_TARGET, Target
 from .annotations import NOTHING
 from .compare import compare
 from .forward import Forward, Loops, iter_loops
+from .layers import Layers
 from .machine import Machine
 from .terms import Loop, Term, demand
 from .values import Class, Instance, Modules
 from .weights import Weights
 
 
-class StagedForward(Forward):
+class StagedForward:
     """Compares all stages with the IR."""
 
     def __init__(
@@ -31,14 +32,20 @@ class StagedForward(Forward):
         weights: Weights,
         target: Target = RUNTIME_TARGET,
     ) -> None:
-        super().__init__(machine, program, weights.paths, target)
-        self._pipeline, self._stages = pipeline, stages(program, pipeline)
-        self._groups, self._cut = groups(pipeline, self._forward.body)
+        self._machine, self._pipeline, self._weights = machine, pipeline, weights
+        self._is_module = not target.local
+        """Whether a module is of one stage, which it knows, and not of all stages of a rank."""
+        self._forward = Forward(machine, program, weights.paths, target)
+        self._layers = StageLayers(machine, pipeline, self._forward.layers)
+        self._forward.layers = self._layers
+        self._region, self._stages = program.forward, stages(program, pipeline)
+        self._groups, self._cut = groups(pipeline, self._region.body)
         self._counts = [len(values) for values in crossing(program, pipeline)]
-        self._weights = weights
-        self._layers_of: dict[str, range] = {}  # of the stage that runs, by dim
-        # by the stage that runs, though two may begin as one value
-        self._received: dict[Arg, object] = {}
+
+    @property
+    def done_ops(self) -> set[str]:
+        """The ops that stages do, by their first results."""
+        return self._forward.done_ops
 
     def compare_all(self, model: Class, names_of_inputs: Sequence[str]) -> None:
         """Runs every stage, whose arguments are its number, what crosses and the inputs of
@@ -58,11 +65,6 @@ class StagedForward(Forward):
             {*alone[0].attributes} <= read | {*self._of_stages(alone[0])},
             "sets what no stage reads",
         )
-
-    @property
-    def _is_module(self) -> bool:
-        """Whether a module is of one stage, which it knows, and not of all stages of a rank."""
-        return not self._target.local
 
     def _make_model(self, model: Class, stages: object) -> Instance:
         return self._machine.instantiate(
@@ -106,7 +108,7 @@ class StagedForward(Forward):
     ) -> None:
         machine, node = self._machine, model.class_of_module.forward
         named = {name: machine.terms.name(name) for name in names_of_inputs}
-        actual = self.begin(named)
+        actual = self._forward.begin(named)
         enters = [
             machine.terms("enters", number, i)
             for i in range(self._counts[number - 1] if number else 0)
@@ -118,42 +120,44 @@ class StagedForward(Forward):
         )
         received = [tuple(enters)] if self._is_module else [number, what]
         result = machine.forward(node, model, [*received, *named.values()])
-        before = self.expect()
-        self._layers_of = dict(zip(self._pipeline.dims, stage.layers, strict=True))
-        self._received = (
-            dict(zip(_carried_args(self._cut[stage.begins]), enters, strict=True)) if number else {}
-        )
-        self.values |= {arg.source: value for arg, value in self._received.items()}
-        used = Counter(uses(self._forward)) + Counter(self._yields())
-        loops = iter_loops(actual)
-        self.body([stmt for group in self._groups for stmt in group if is_free(stmt)], loops, used)
-        for index, group in enumerate(self._groups):
-            self.body(
-                [stmt for stmt in group if index in stage.groups and not is_free(stmt)], loops, used
-            )
-            if index < len(self._cut):
-                self._layers(self._cut[index], loops, used)
+        before = self._forward.expect()
+        entering = dict[Arg, object]()
+        if number:
+            entering = dict(zip(_carried_args(self._cut[stage.begins]), enters, strict=True))
+        layers = dict(zip(self._pipeline.dims, stage.layers, strict=True))
+        self._layers.begin(layers, entering)
+        self._forward.values |= {arg.source: value for arg, value in entering.items()}
+        self._do_stage(stage, iter_loops(actual))
         compare(node, actual, before)
-        self.demand_result(node, result, [self.term(name) for name in self._leaving(number)])
+        wanted = [self._forward.term(name) for name in self._leaving(number)]
+        self._forward.demand_result(node, result, wanted)
         self._demand_declared(model)
 
-    def _layers(self, repeat: Region, loops: Loops, used: Counter[str]) -> None:
+    def _do_stage(self, stage: Stage, loops: Loops) -> None:
+        """Does what the IR has for a stage, by the loops of its text."""
+        used = Counter(uses(self._region)) + Counter(self._forward.yields())
+        free = [stmt for group in self._groups for stmt in group if is_free(stmt)]
+        self._forward.body(free, loops, used)
+        for index, group in enumerate(self._groups):
+            own = [stmt for stmt in group if index in stage.groups and not is_free(stmt)]
+            self._forward.body(own, loops, used)
+            if index < len(self._cut):
+                self._do_layers(self._cut[index], loops, used)
+
+    def _do_layers(self, repeat: Region, loops: Loops, used: Counter[str]) -> None:
         """The layers of the stage, or none: then carried values go on unchanged."""
-        if self._layers_of[repeat.dim]:
-            self.body([repeat], loops, used)
+        forward = self._forward
+        if self._layers.by_dim[repeat.dim]:
+            forward.body([repeat], loops, used)
             return
         for arg, result in zip(_carried_args(repeat), repeat.results, strict=False):
-            if arg in self._received or arg.source in self.values:
-                self.values[result.name] = self.first(arg)
-
-    def first(self, arg: Arg) -> object:
-        """The value that enters the first layer of the stage: received, or made by the stage."""
-        return self._received[arg] if arg in self._received else super().first(arg)
+            if self._layers.received(arg) is not None or arg.source in forward.values:
+                forward.values[result.name] = forward.first(arg)
 
     def _leaving(self, number: int) -> list[str]:
         """The values that a stage hands on, or returns in the end."""
         if number + 1 == len(self._stages):
-            return self._yields()
+            return self._forward.yields()
         repeat = self._cut[self._stages[number + 1].begins]
         return [value.name for value in repeat.results[: len(_carried_args(repeat))]]
 
@@ -169,27 +173,45 @@ class StagedForward(Forward):
                 f"a stage has `{name}`, and does not read it",
             )
 
-    def compare_domains(self, region: Region, loop: Loop, groups: Sequence[object]) -> None:
-        """In a repeat that is cut, the layers of the stage; their modules are looked up by
-        number.
-        """
+
+class StageLayers:
+    """The layers of the stage that runs in repeats that are cut, whose modules are looked up by
+    number; in other repeats `uncut`.
+    """
+
+    def __init__(self, machine: Machine, pipeline: Pipeline, uncut: Layers) -> None:
+        self._machine, self._pipeline, self._uncut = machine, pipeline, uncut
+        self.by_dim: Mapping[str, range] = {}
+        # by the argument, though two may begin as one value
+        self._received: Mapping[Arg, object] = {}
+
+    def begin(self, layers: Mapping[str, range], received: Mapping[Arg, object]) -> None:
+        """Goes on to a stage, of these layers by dim, which receives these values."""
+        self.by_dim, self._received = layers, received
+
+    def received(self, arg: Arg) -> object | None:
+        """The value that the stage received for the first layer; None where it makes it."""
+        return self._received.get(arg)
+
+    def demand_domains(self, region: Region, loop: Loop, others: Sequence[object]) -> None:
+        """Raises unless a loop over a repeat that is cut goes over the layers of the stage."""
         if region.dim not in self._pipeline.dims:
-            super().compare_domains(region, loop, groups)
+            self._uncut.demand_domains(region, loop, others)
             return
-        layers = self._layers_of[region.dim]
+        layers = self.by_dim[region.dim]
         demand(loop.node, loop.domains == (layers,), f"goes over {loop.domains[0]}, not {layers}")
 
-    def draws_of_layer(self, loop: Loop, all_: object) -> object:
+    def draws(self, loop: Loop, all_: object) -> object:
         """The draws of one layer, by its number."""
         if not isinstance(loop.domains[0], range):
-            return super().draws_of_layer(loop, all_)
+            return self._uncut.draws(loop, all_)
         return self._machine.terms("getitem", all_, self._index(loop))
 
-    def recompute(self, loop: Loop, every: int) -> object:
+    def recompute(self, loop: Loop, interval: int) -> object:
         """Whether backward recomputes this layer, by its number."""
-        if every < 2 or not isinstance(loop.domains[0], range):
-            return super().recompute(loop, every)
-        return self._machine.spec(f"i % {every} == 0", i=self._index(loop))
+        if interval < 2 or not isinstance(loop.domains[0], range):
+            return self._uncut.recompute(loop, interval)
+        return self._machine.spec(f"i % {interval} == 0", i=self._index(loop))
 
     def _index(self, loop: Loop) -> Term:
         return self._machine.terms("index", loop.domains[0], loop.symbol)

@@ -12,10 +12,10 @@ Options: see --help.  Shapes in comments are one rank's:
     I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial
     P→I     a change of placement; bwd: what backward does for it
 
-Shown: the IR's step evaluated equal to the single-device step of the model before any placement,
-and this file matches the IR, op for op;
+Verified: the IR's step equals the single-device step of the model before any placement;
+this file matches the IR, op for op;
 no loss depends on a later token.
-Not shown: rounding, kernels, the network.  The certificate is in plan.json; SCALEC_SANITIZE=1 checks a run.
+Not verified: rounding, kernels, the network.  plan.json holds the certificate; SCALEC_SANITIZE=1 checks a run.
 """
 
 import torch
@@ -101,7 +101,7 @@ class Layer(nn.Module):
         a = all_gather(a, self.tp, dim=0)  # [s, b, h]  S(seq)→R  bwd: reduce_scatter  llama.scale:22
         # [s, b, n/tp, d]  llama.scale:22
         q, k, v = fused_linear(
-            a, self.wq, self.wk, self.wv, into=((2, HEAD_DIM), (1, HEAD_DIM), (1, HEAD_DIM)), apart=(2,)
+            a, self.wq, self.wk, self.wv, into=((-1, HEAD_DIM), (-1, HEAD_DIM), (-1, HEAD_DIM)), apart=(2,)
         )
         q, k = rope_pair(q, k, rotary)  # [s, b, n/tp, d]  llama.scale:22
         y = linear(attention(q, k, v, layout="sbhd").flatten(-2), self.wo)  # [s, b, h] partial over tp  llama.scale:25
@@ -138,7 +138,7 @@ class Llama(nn.Module):
         logits_max = all_reduce(local_max, self.tp, op="max")  # [s, b]  M→R  no gradient  llama.scale:30
         # [s, b] partial over tp  llama.scale:30
         sum_exp, label_logit = rescale_to_global_max(
-            local_max, sum_exp, label_logit, logits_max, labels, self.tp, columns=128
+            local_max, sum_exp, label_logit, logits_max, labels, self.tp, columns=VOCAB // 2
         )
         sum_exp = all_reduce(sum_exp, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30
         label_logit = all_reduce(label_logit, self.tp)  # [s, b]  P→I  bwd: none  llama.scale:30

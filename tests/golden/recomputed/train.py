@@ -12,10 +12,10 @@ Options: see --help.  Shapes in comments are one rank's:
     I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial
     P→I     a change of placement; bwd: what backward does for it
 
-Shown: the IR's step evaluated equal to the single-device step of the model before any placement,
-and this file matches the IR, op for op;
+Verified: the IR's step equals the single-device step of the model before any placement;
+this file matches the IR, op for op;
 no loss depends on a later token.
-Not shown: rounding, kernels, the network.  The certificate is in plan.json; SCALEC_SANITIZE=1 checks a run.
+Not verified: rounding, kernels, the network.  plan.json holds the certificate; SCALEC_SANITIZE=1 checks a run.
 """
 
 import torch

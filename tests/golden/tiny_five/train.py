@@ -12,10 +12,10 @@ Options: see --help.  Shapes in comments are one rank's:
     I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial
     P→I     a change of placement; bwd: what backward does for it
 
-Shown: the IR's step evaluated equal to the single-device step of the model before any placement,
-and this file matches the IR, op for op;
+Verified: the IR's step equals the single-device step of the model before any placement;
+this file matches the IR, op for op;
 no loss depends on a later token.
-Not shown: rounding, kernels, the network.  The certificate is in plan.json; SCALEC_SANITIZE=1 checks a run.
+Not verified: rounding, kernels, the network.  plan.json holds the certificate; SCALEC_SANITIZE=1 checks a run.
 """
 
 import torch
@@ -76,7 +76,17 @@ from scalec.runtime import (
     weight,
 )
 
-VOCAB, HIDDEN, HEADS, HEAD_DIM, KV_HEADS, EXPERTS, EXPERT_FFN, FFN, SEQ = 256, 64, 4, 16, 2, 8, 48, 96, 128
+VOCAB = 256
+HIDDEN = 64
+HEADS = 4
+HEAD_DIM = 16
+KV_HEADS = 2
+EXPERTS = 8
+EXPERT_FFN = 48
+FFN = 96
+SEQ = 128
+LAYERS = 4
+CHOSEN = 2
 FIRST, LAST = 0, 3  # stages
 
 LAYERS_OF_STAGE = {  # by repeat: the layers of stage 0, of stage 1, …
@@ -124,27 +134,30 @@ class Layer(nn.Module):
         x = x + reduce_scatter(y, self.tp, dim=1)  # [b, s/cp_tp, h]  P→S(seq)  bwd: all_gather  tiny_moe.scale:25
         m = rms_norm(x, self.norm2, eps=1e-6)  # [b, s/cp_tp, h]  tiny_moe.scale:27
         logits = linear(m, self.router)  # [b, s/cp_tp, experts]  tiny_moe.scale:29
-        gates, ids = top_k(logits, 2)  # [b, s/cp_tp, chosen]  tiny_moe.scale:29
+        gates, ids = top_k(logits, CHOSEN)  # [b, s/cp_tp, chosen]  tiny_moe.scale:29
         order = sort_by_expert(ids, self.experts)  # [rows]  tiny_moe.scale:29
-        held = exchange_counts(order)  # [rows]  all_to_all over dp_cp_tp  tiny_moe.scale:30
+        rows_per_expert = exchange_counts(order)  # [rows]  all_to_all over dp_cp_tp  tiny_moe.scale:30
         # [rows, h]  all_to_all over dp_cp_tp  bwd: wait  tiny_moe.scale:30
-        y = exchange(dispatch(m, order), held, async_op=True)
+        pending_expert_in = exchange(dispatch(m, order), rows_per_expert, async_op=True)
         # [] partial over dp_cp_tp  all_reduce over cp_tp  tiny_moe.scale:29
         router_loss = router_loss + balance(logits, ids, by=3.125e-5, seq=1, over=self.cp_tp)
         load = add_load(load, ids)  # [layers, experts] partial over dp_cp_tp  tiny_moe.scale:29
         m = all_gather(m, self.tp, dim=1)  # [b, s/cp, h]  S(seq)→R  bwd: reduce_scatter  tiny_moe.scale:32
         g = silu(linear(m, self.w_gate))  # [b, s/cp, f/tp]  tiny_moe.scale:32
-        y_2 = linear(m, self.w_up)  # [b, s/cp, f/tp]  tiny_moe.scale:32
-        y = wait(y)  # [rows, h]  bwd: begins the exchange  tiny_moe.scale:30
+        up = linear(m, self.w_up)  # [b, s/cp, f/tp]  tiny_moe.scale:32
+        expert_in = wait(pending_expert_in)  # [rows, h]  bwd: begins the exchange  tiny_moe.scale:30
         # [rows, expert_ffn]  tiny_moe.scale:30
-        g_2 = silu(grouped_linear(y, self.e_gate, held)) * grouped_linear(y, self.e_up, held)
-        y = grouped_linear(g_2, self.e_down, held)  # [rows, h]  tiny_moe.scale:30
+        expert_hidden = silu(grouped_linear(expert_in, self.e_gate, rows_per_expert))
+        # [rows, expert_ffn]  tiny_moe.scale:30
+        expert_hidden = expert_hidden * grouped_linear(expert_in, self.e_up, rows_per_expert)
+        expert_out = grouped_linear(expert_hidden, self.e_down, rows_per_expert)  # [rows, h]  tiny_moe.scale:30
         # [rows, h]  all_to_all over dp_cp_tp  bwd: wait  tiny_moe.scale:29
-        rows = exchange_back(y, held, async_op=True)
-        y = linear(g * y_2, self.w_down)  # [b, s/cp, h] partial over tp  tiny_moe.scale:32
-        y = reduce_scatter(y, self.tp, dim=1)  # [b, s/cp_tp, h]  P→S(seq)  bwd: all_gather  tiny_moe.scale:32
-        y_2 = combine(wait(rows), gates, order)  # [b, s/cp_tp, h]  bwd: begins the exchange  tiny_moe.scale:29
-        x = x + y_2 + y  # [b, s/cp_tp, h]  tiny_moe.scale:32
+        pending_expert_out = exchange_back(expert_out, rows_per_expert, async_op=True)
+        down = linear(g * up, self.w_down)  # [b, s/cp, h] partial over tp  tiny_moe.scale:32
+        down = reduce_scatter(down, self.tp, dim=1)  # [b, s/cp_tp, h]  P→S(seq)  bwd: all_gather  tiny_moe.scale:32
+        # [b, s/cp_tp, h]  bwd: begins the exchange  tiny_moe.scale:29
+        y = combine(wait(pending_expert_out), gates, order)
+        x = x + y + down  # [b, s/cp_tp, h]  tiny_moe.scale:32
         return x, router_loss, load
 
 
@@ -176,7 +189,7 @@ class TinyMoe(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         if stage == FIRST:
             x = embedding(tokens, self.wte, self.tp)  # [b, s/cp, h] partial over tp  tiny_moe.scale:19
-            load = no_load(tokens, 4, EXPERTS)  # [layers, experts] partial over dp_cp_tp  tiny_moe.scale:29
+            load = no_load(tokens, LAYERS, EXPERTS)  # [layers, experts] partial over dp_cp_tp  tiny_moe.scale:29
             x = reduce_scatter(x, self.tp, dim=1)  # [b, s/cp_tp, h]  P→S(seq)  bwd: all_gather  tiny_moe.scale:20
             router_loss = no_loss(x)  # [] partial over dp_cp_tp  tiny_moe.scale:20
         else:
@@ -204,7 +217,7 @@ PIPELINE = Pipeline(
     stage_inputs=(
         StageInput("x", (4, SEQ // 4, HIDDEN), torch.float32),
         StageInput("router_loss", (), torch.float32),
-        StageInput("load", (4, EXPERTS), torch.int64, gradient=False),
+        StageInput("load", (LAYERS, EXPERTS), torch.int64, gradient=False),
     ),
     schedule=read_schedule(
         "schedule.csv",
@@ -270,7 +283,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     pp_dp_cp_tp = mesh.axis("pp", "dp", "cp", "tp")
     num_tokens = all_reduce_(count_valid(batch.labels), dp_cp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
-    load = no_load(num_tokens, 4, EXPERTS)
+    load = no_load(num_tokens, LAYERS, EXPERTS)
     flat_params = state.flat_params()
     # S→R  up to (768 + 23,808) × f32 per stage, awaited before its first forward
     unshard_ahead(dp_cp, flat_params["params"], flat_params["matrices"])

@@ -193,7 +193,7 @@ class TorchFile(File):
 
     def _compare_forward(
         self, build: ast.FunctionDef, result: object, weights: TorchWeights
-    ) -> Forward:
+    ) -> Forward | StagedForward:
         """Compares the model that `build` returns, or its stages, with the forward of the IR."""
         machine, program = self._run, self._program
         inputs = Plan(program, {}, "").inputs
