@@ -14,7 +14,7 @@ from ..analysis.recompute import recomputes_layers, recomputes_region
 from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, Value, uses, walk
 from ..ops import OPS, roles
 from ..ops.dropout import are_draws
-from ..ops.experts import begins
+from ..ops.protocol import begins
 from .expressions import Expr, as_call, express, split_view
 from .line_writer import Lines, find_captured_values, reads
 from .loop_hooks import Around, LayerCall, Line, around, group_name, is_flat, loop_line, repeat_of
