@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..ir import BATCH, FLOATS, Op, Type
+from .line import Formula, Line
 from .pointwise import same
 from .protocol import ALL, FUNCTIONAL, Attribute, Builder, OpDef, Shape, TypingError, takes
 from .saved_tensors import Saved, factors
@@ -117,6 +118,7 @@ MUL = OpDef(
     operands=takes("x", "y"),
     linear=((0,), (1,)),
     adjoint=_mul_adjoint,
+    line=lambda program, op: Line(Formula("{x} * {y}", lambda x, y: x * y)),
     stem="g",
     saves=factors,
 )

@@ -11,6 +11,7 @@ from attrs import Factory, frozen
 
 from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Program, Type, sharded
 from .call import CallOf, with_attributes
+from .line import LineOf
 from .messages import Communicates
 from .reach import ReachOf
 from .roles import RolesOf
@@ -236,6 +237,7 @@ class OpDef:
                     a dotted name
     call            what the call of that function says besides the operands, by default the
                     attributes
+    line            how the training step writes it, if it is an op of the step
     module          the module that emitted programs import the function from
     stem            the name of a result that has none in the plan, "" for the op's own
     saves           what autograd keeps for backward, where that is not what the `vjp` reads
@@ -287,6 +289,7 @@ class OpDef:
     function: str = ""
     torch: str = ""
     call: CallOf = with_attributes
+    line: LineOf | None = None
     module: str = RUNTIME
     stem: str = ""
     saves: Saves | None = None
