@@ -1,4 +1,5 @@
-"""The recipes of CONTRIBUTING.md, carried out: an op, a pass, a schedule and a warning.
+"""The recipes of CONTRIBUTING.md, carried out: an op, a pass, an op of the step, a schedule and a
+warning.
 
 Each block of code is put where its text says, in a copy of the compiler.  A process of its own then
 uses them.
@@ -84,9 +85,10 @@ class Insertion:
         path.write_text(after, encoding="utf-8")
 
 
-OP, PASS = "A first op", "A first pass"
+OP, PASS, STEP_OP = "A first op", "A first pass", "A first op of the step"
 SCHEDULE, WARNING = "A first schedule", "A first warning"
 LINTS = "compiler/reports/lints.py"
+STEP_OPS, MEANINGS = "compiler/ops/step.py", "compiler/proof/semantics/step.py"
 NEW_FILE = Insertion(PASS, '"""', "compiler/passes/join_scales.py", "")
 INSERTIONS = (
     Insertion(OP, "Pointwise(", "compiler/ops/pointwise.py", '    Pointwise("exp"', ","),
@@ -94,6 +96,18 @@ INSERTIONS = (
         PASS, "from ..passes.join_scales", "compiler/tuning/lowering.py", "from ..passes.overlap"
     ),
     Insertion(PASS, "join_scales", "compiler/tuning/lowering.py", "    propagate,", ","),
+    Insertion(STEP_OP, "IF_CALM", STEP_OPS, "BALANCED = OpDef("),
+    Insertion(
+        STEP_OP,
+        "count =",
+        "compiler/passes/differentiate/step.py",
+        "        updated = list[str]()",
+    ),
+    Insertion(STEP_OP, "def if_calm", MEANINGS, "def _gate("),
+    Insertion(STEP_OP, '"if_calm": Sem', MEANINGS, '    "leaf": Semantics('),
+    Insertion(
+        STEP_OP, "due =", "compiler/proof/reference.py", "        updated = dict[str, Tensor]()"
+    ),
     Insertion(
         SCHEDULE,
         "def eager",
@@ -172,6 +186,8 @@ def test_a_plan_that_uses_op_pass_and_schedule_is_proved_and_runs(folder: Path) 
     program = (folder / "out" / "train.py").read_text()
     assert "elu(linear(x, self.w_in), alpha=0.5)" in program
     assert "from torch.nn.functional import elu, linear" in program
+    assert "calm = finite & (grad_norm <= 100.0)  # or else the step changes nothing" in program
+    assert "skip=num_tokens == 0, finite=calm)" in program
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     trained = _run(folder, *launch, "out/train.py", "--device=cpu")
     assert "step 2/2  loss " in trained
@@ -203,6 +219,21 @@ def test_the_proof_finds_the_mistake_that_the_page_shows(folder: Path) -> None:
     quoted = re.search(r"```\n(error\[E0701\].*?)```", TEXT, re.DOTALL)
     assert quoted
     assert quoted[1].replace("plan.scale", "wrong/plan.scale") in ended.stderr
+
+
+def test_the_read_back_finds_the_mistake_that_the_page_shows(folder: Path) -> None:
+    path = folder / "scalec" / STEP_OPS
+    right = path.read_text()
+    text = "({norm} <= {most})"
+    assert text in right
+    path.write_text(right.replace(text, text.replace("<=", ">=")))
+    try:
+        ended = _process(folder, "-m", "scalec", "compile", "plan.scale", "-o", "refused")
+    finally:
+        path.write_text(right)
+    quoted = re.search(r"```\n(emit: .*)\n```", TEXT)
+    assert quoted
+    assert quoted[1] in ended.stderr
 
 
 def test_the_schedule_is_drawn_and_its_formula_is_what_the_simulation_says(folder: Path) -> None:

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from ..ir import Op, Region, Stmt
 from ..ops import OPS
-from ..ops.experts import begins
+from ..ops.protocol import begins
 
 
 def beside(body: Sequence[Stmt]) -> Iterator[tuple[Op, list[Op]]]:

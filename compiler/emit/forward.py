@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from ..ir import Bucket, Enter, Op, Region, Stmt, Value, uses, walk
 from ..ops import OPS, roles
 from ..ops.dropout import are_draws
-from ..ops.experts import begins
+from ..ops.protocol import begins
 from .expressions import Expr, as_call, express, split_view
 from .layer_loops import AllLayers, ParamGroups, RepeatLoops, recompute_interval
 from .line_writer import Lines, find_captured_values, reads

@@ -14,7 +14,7 @@ from ..ir import Kind, Op, Region, Stmt, uses, values
 from ..ir.placements import coercion, conjugate, ends
 from ..ops import OPS, messages
 from ..ops.call import Layout
-from ..ops.experts import begins
+from ..ops.protocol import begins
 from .expressions import ATOM, CASTS, Context, Expr
 from .module import Frame, Module, Table, table_of
 from .naming import WIDTH, axes_word, fit_line, identifier, layout_stem, place, shape

@@ -1,7 +1,8 @@
 """The lines of `train_step` and `eval_step`, around the model's forward and backward.
 
-Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (`model_classes`),
-and the buckets that move inside it layer by layer (`loop_hooks`).
+Purpose: lines in the order of the IR, their names, and a line per reduction.  Non-goals: how each
+op is written (`ops.step`), the model (`model_classes`), and the buckets that move inside it layer
+by layer (`loop_hooks`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,11 +11,15 @@ from attrs import define, evolve, field, frozen
 
 from ..analysis.stage_buckets import chunk_moves, chunks
 from ..analysis.stage_program import rank_programs
-from ..ir import Bucket, Kind, Op, Program, Region, Value, base
+from ..ir import Bucket, Kind, Op, Program, Region, Value, base, uses
 from ..ir.placements import ends
+from ..ops import OPS
 from ..ops.dropout import are_draws
+from ..ops.line import Line
+from ..ops.step import RECIPROCAL
 from .loop_hooks import gather_size, repeat_of, working_dtype
 from .naming import DTYPES, WIDTH, axes_word, call, explode, identifier, literal, place
+from .step_formulas import CONDITIONS, fill, get_conditions_text, get_fields, get_line, get_targets
 
 LOCALS = set(
     """
@@ -22,10 +27,7 @@ LOCALS = set(
         load_sum loss loss_sum num_tokens router_loss router_loss_sum scale tokens usual weights
     """.split()
 )
-"""The names that the lines below give their values."""
-
-_FINITE = "finite="
-"""The argument by which an update knows whether the step's values are as they should be."""
+"""The names of values that no group of ranks takes."""
 
 LOSSES = "loss", "router_loss"
 """The names of a step's losses."""
@@ -111,7 +113,25 @@ class Squares:
         )
 
 
+def sum_text(squares: Sequence[Squares], others: int) -> str:
+    """The sum of squares of all gradients, in a statement of as many `others` characters; with an
+    operand a line where it is too long for one line.
+    """
+    if len(squares) == 1:
+        return squares[0].text(4, others)
+    total = f"({' + '.join(term.text(0) for term in squares)})"
+    if len(total) + others <= WIDTH - 4:
+        return total
+    total = "\n        + ".join(term.text(8) for term in squares)
+    return f"(\n        {total}\n    )"
+
+
 # ---- the step
+
+LOSS_COMMENT = "mean over the step's labels"
+
+ONE = "1.0"
+"""The gradient of a loss that counts as it is: no factor says it."""
 
 
 def step_lines(
@@ -133,10 +153,7 @@ def step_lines(
         metrics.append("router_loss=router_loss")
     if program.routes:
         metrics.append(f"loads=({', '.join(load_names(program))},)")
-    if "scale" in step.text.values():
-        metrics.append("loss_scale=scale")
-    if "limit" in step.text.values():
-        metrics.append("limit=limit")
+    metrics += [f"{metric}={name}" for metric, name in step.metrics.items()]
     step.train.lines.append(f"return Metrics({', '.join(metrics)})")
     step.evaluate.lines.append(f"return Metrics(loss={loss}, tokens={count})")
     return step.train.all(), step.evaluate.all()
@@ -148,25 +165,143 @@ class _Step:
     ) -> None:
         self._program, self._patterns, self._sizes = program, patterns, sizes
         self.text: dict[str, str] = {}  # a value of the step → its expression
+        for arg in program.region.args:
+            self.text[arg.value.name] = f"batch.{base(arg.value.name)}"
+        # of a count that updates take, the keywords besides its text
+        self._conditions: dict[str, dict[str, str]] = {}
+        self._partial: dict[str, Line] = {}  # lines that are written when their result is summed
+        self.metrics: dict[str, str] = {}  # of single ops, with the names of their values
         self._squares: dict[str, Squares] = {}
-        self._seed = "inv_num_tokens"  # the gradient from which backward begins
-        self._scale = ""  # of the losses, if they have one
         self.train, self.evaluate = Function(), Function()
         self._of_ranks = rank_programs(program) if program.pipeline else (program,)
         has_layers = any(bucket.layers for bucket in program.buckets)
         self._extra_inputs = ["flat_params"] if has_layers else []  # of the model
         self._chunked = chunk_moves(program)
         self._runs = {run[0].name: run for run in runs(program)}  # by the first bucket's name
+        self._targets = get_targets(program)
 
     def write(self, op: Op) -> None:
         """Writes an op of the step.
 
         A cast is part of the line that moves the value, and views of a bucket have no line.
         """
-        if op.kind == "cast":
-            self.text[op.outputs[0].name] = self.text.get(op.inputs[0], "")
-        elif op.kind != "unpack":
-            getattr(self, f"_{op.kind}")(op)
+        match op.kind:
+            case "unpack":
+                pass
+            case "cast":
+                self.text[op.outputs[0].name] = self.text.get(op.inputs[0], "")
+            case "coerce":
+                self._coerce(op)
+                self._add_summed(op)
+            case "pack":
+                self._pack(op)
+            case "sum_squares":
+                self._sum_squares(op)
+            case _:
+                self._write_line(op)
+
+    # ---- ops that have a line
+
+    def _write_line(self, op: Op) -> None:
+        """Writes the line that an op has, or keeps the text for the line that reads the result."""
+        line, result = get_line(self._program, op), op.outputs[0].name
+        is_loss = result == self._program.region.yields[0].name
+        if is_loss:
+            line = evolve(line, target="loss", comment=LOSS_COMMENT, in_evaluation=True)
+        fields = self._get_fields(op, line)
+        self.text[result] = fill(line.formula, op, fields)
+        self._keep_conditions(op, line, fields)
+        if op.outputs[0].type.axes_in(Kind.PARTIAL):
+            self._partial[result] = line
+        elif line.target is not None:
+            self._add_statement(line, result)
+        if op.kind == RECIPROCAL.name:
+            self._begin_sums()
+        if is_loss:
+            self._take_gradients()
+
+    def _add_statement(self, line: Line, result: str) -> None:
+        """Adds the statement of a line.
+
+        One statement updates all buckets.
+        """
+        text = f"{line.target} = {self.text[result]}" if line.target else self.text[result]
+        if text in self.train.lines[-1:]:
+            return
+        self.train.add(text, line.comment)
+        if line.in_evaluation:
+            self.evaluate.add(text, line.comment)
+        if line.target:
+            self.text[result] = line.target
+        if line.metric:
+            self.metrics[line.metric] = self.text[result]
+
+    def _add_summed(self, coercion: Op) -> None:
+        """Adds the statement of what a coercion has summed, if it waits for the sum."""
+        if line := self._partial.get(coercion.inputs[0]):
+            self._add_statement(line, coercion.outputs[0].name)
+
+    def _get_fields(self, op: Op, line: Line) -> dict[str, str]:
+        """The texts of an op's operands, by name, and the keywords of a count that updates take."""
+        texts = [self._get_text(name) for name in op.inputs]
+        fields = get_fields(op, texts)
+        if op.inputs and op.inputs[-1] in self._squares:
+            name, squares = [*fields][-1], list[Squares]()
+            for operand in op.inputs:
+                if operand in self._squares:
+                    squares.append(self._squares[operand])
+            statement = f"{line.target} = {fill(line.formula, op, {**fields, name: ''})}"
+            fields[name] = sum_text(squares, len(statement))
+        for operand in op.inputs:
+            if operand in self._conditions:
+                conditions = {**self._conditions[operand], "finite": self.text[operand]}
+                fields[CONDITIONS] = get_conditions_text(conditions)
+        return fields
+
+    def _get_text(self, name: str) -> str:
+        """The text of an operand; a router's biases go by their name in the model's state."""
+        if name not in self.text and name in self._patterns:
+            return literal(self._patterns[name])
+        return self.text.get(name, "")
+
+    def _keep_conditions(self, op: Op, line: Line, fields: Mapping[str, str]) -> None:
+        """Keeps the conditions of a count: the line's own, or what its operand has."""
+        result = op.outputs[0].name
+        if line.conditions:
+            self._conditions[result] = {}
+            for keyword, formula in line.conditions.items():
+                self._conditions[result][keyword] = fill(formula, op, fields)
+        elif op.inputs and op.inputs[0] in self._conditions:
+            self._conditions[result] = self._conditions[op.inputs[0]]
+
+    def _begin_sums(self) -> None:
+        """The zeros at which the sums of losses and loads begin."""
+        if not self._program.pipeline:
+            self._both("loss = torch.zeros_like(inv_num_tokens)")
+            if self._program.losses > 1:
+                self.train.add("router_loss = torch.zeros_like(loss)", "")
+        for name, load in zip(load_names(self._program), self._loads(), strict=True):
+            self.train.add(f"{name} = no_load(num_tokens, {load})", "")
+
+    def _loads(self) -> list[str]:
+        """The sizes of each load."""
+        program = self._program
+        loads = list[str]()
+        for end in program.microbatches.yields[program.losses : program.microbatch_results]:
+            dims = program.types[end.name].dims
+            loads.append(", ".join(self._sizes.get(dim, str(program.size(dim))) for dim in dims))
+        return loads
+
+    def _take_gradients(self) -> None:
+        """The gradients of all microbatches, when backward is over."""
+        line = "gradients = state.gradients()"
+        if self._chunked:
+            line += "  # waits for the stages' reductions"
+        elif self._extra_inputs:
+            line += "  # waits for the reductions that backward began"
+        self.train.lines.append(line)
+
+    # ---- moves of buckets, and sums over ranks
 
     def _coerce(self, op: Op) -> None:
         """The sum of a scalar is part of another line, the sum of a bucket has its own line."""
@@ -257,44 +392,10 @@ class _Step:
         """The name of a group, which training asks the mesh for."""
         if ranks not in self.train.groups:
             like = "_".join([axes_word(ranks.axes, self._program), *ranks.among])
-            taken = LOCALS | {*load_names(self._program), *self.train.groups.values()}
+            taken = LOCALS | self._targets
+            taken |= {*load_names(self._program), *self.train.groups.values()}
             self.train.groups[ranks] = identifier(like, taken)
         return self.train.groups[ranks]
-
-    def _count_valid(self, op: Op) -> None:
-        self.text[op.outputs[0].name] = f"count_valid(batch.{base(op.inputs[0])})"
-
-    def _reciprocal(self, op: Op) -> None:
-        self._both(f"num_tokens = {self.text[op.inputs[0]]}", "tokens with a label, over all ranks")
-        self._both(
-            "inv_num_tokens ="
-            f" num_tokens.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()"
-        )
-        if not self._program.pipeline:
-            self._both("loss = torch.zeros_like(inv_num_tokens)")
-            if self._program.losses > 1:
-                self.train.add("router_loss = torch.zeros_like(loss)", "")
-        for name, load in zip(load_names(self._program), self._loads(), strict=True):
-            self.train.add(f"{name} = no_load(num_tokens, {load})", "")
-        self.text |= {op.inputs[0]: "num_tokens", op.outputs[0].name: "inv_num_tokens"}
-
-    def _loads(self) -> list[str]:
-        """The sizes of each load."""
-        program = self._program
-        loads = list[str]()
-        for end in program.microbatches.yields[program.losses : program.microbatch_results]:
-            dims = program.types[end.name].dims
-            loads.append(", ".join(self._sizes.get(dim, str(program.size(dim))) for dim in dims))
-        return loads
-
-    def _one(self, op: Op) -> None:
-        self.text[op.outputs[0].name] = "1.0"
-
-    def _loss_scale(self, op: Op) -> None:
-        self.train.lines.append(
-            "scale = state.loss_scale()  # multiplies gradients so that float16 can hold them"
-        )
-        self.text[op.outputs[0].name] = self._scale = "scale"
 
     def microbatches(self, region: Region) -> None:
         """Writes forward, backward and the sum of losses; the state's buckets add up gradients."""
@@ -316,12 +417,12 @@ class _Step:
         """
         assert self._program.pipeline, "emit: no pipeline"
         line = place(self._program.axis(self._program.pipeline.axis).span)
-        run, evaluate = ["model", "batch", self._seed, "mesh"], ["model", "batch", "mesh"]
+        seed, *router_shares = self._seeds()
+        run, evaluate = ["model", "batch", seed, "mesh"], ["model", "batch", "mesh"]
         if self._chunked:
             self.train.lines += stage_reductions(self._program)
             run, evaluate = [*run, "flat_params"], [*evaluate, "flat_params"]
-        if self._program.losses > 1:
-            run.append(f"router_share={self._scale or 1.0}")
+        run += [f"router_share={share}" for share in router_shares]
         if loads := load_names(self._program):
             run.append(f"loads=({', '.join(loads)},)")
         results = ", ".join(names_of_results(self._program))
@@ -330,20 +431,28 @@ class _Step:
         )
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 
+    def _seeds(self) -> list[str]:
+        """The gradients of the losses from which backward begins."""
+        read = uses(self._program.backward)
+        makers = dict[str, Op]()
+        for op in self._program.region.body:
+            if isinstance(op, Op) and op.outputs:
+                makers[op.outputs[0].name] = op
+        return [self.text[name] for name in read if name in makers and OPS[makers[name].kind].line]
+
     def _loop(self, region: Region) -> None:
         program = self._program
         names = [base(arg.value.name) for arg in region.args]
         totals = names_of_results(program)
         sums = [f"{total}_sum" for total in totals]
-        loss = f"loss_sum * {self._seed}"
-        if program.losses > 1:
-            loss += " + router_loss_sum"
-            if self._scale:
-                loss += f" * {self._scale}"
+        terms = list[str]()
+        for total, seed in zip(totals, self._seeds(), strict=False):
+            factor = "" if seed == ONE else f" * {seed}"
+            terms.append(f"{total}_sum{factor}")
         self.train.lines += [
             f"for {', '.join(names)} in batch.microbatches():",
             f"    {', '.join(sums)} = model({', '.join([*names, *self._extra_inputs])})",
-            f"    ({loss}).backward()",
+            f"    ({' + '.join(terms)}).backward()",
         ]
         for total in totals:
             detached = ".detach()" if total in LOSSES else ""
@@ -359,21 +468,6 @@ class _Step:
         if "_" in variables:
             forward += "  # no dropout"
         self.evaluate.lines += [f"for {', '.join(variables)} in batch.microbatches():", forward]
-
-    def _mul(self, op: Op) -> None:
-        """The gradient that backward begins from, with its loss scale; or the step's loss."""
-        if self.text[op.inputs[1]] == "scale":
-            self._seed = self.text[op.outputs[0].name] = "inv_num_tokens * scale"
-            return
-        mean = f"loss = {self.text[op.inputs[0]]} * inv_num_tokens"
-        self._both(mean, "mean over the step's labels")
-        self.text[op.outputs[0].name] = "loss"
-        line = "gradients = state.gradients()"
-        if self._chunked:
-            line += "  # waits for the stages' reductions"
-        elif self._extra_inputs:
-            line += "  # waits for the reductions that backward began"
-        self.train.lines.append(line)
 
     def _pack(self, op: Op) -> None:
         """The flat parameters of buckets that ranks share out, or the flat gradients."""
@@ -393,75 +487,6 @@ class _Step:
         star = "*" if self._program.pipeline and not shared else ""
         operands = tuple(star + self.text[name] for name in op.inputs)
         self._squares[op.outputs[0].name] = Squares(operands, once=once)
-
-    def _grad_norm(self, op: Op) -> None:
-        self._norm(op, op.inputs, "")
-
-    def _unscaled_norm(self, op: Op) -> None:
-        self._norm(op, op.inputs[1:], " / scale")
-
-    def _norm(self, op: Op, squares: Sequence[str], unscaled: str) -> None:
-        terms = [self._squares[name] for name in squares]
-        others = len(f"grad_norm = .sqrt(){unscaled}")
-        if len(terms) == 1:
-            total = terms[0].text(4, others)
-        else:
-            total = f"({' + '.join(term.text(0) for term in terms)})"
-            if len(total) + others > WIDTH - 4:
-                total = "\n        + ".join(term.text(8) for term in terms)
-                total = f"(\n        {total}\n    )"
-        self.train.lines.append(f"grad_norm = {total}.sqrt(){unscaled}")
-        self.text[op.outputs[0].name] = "grad_norm"
-
-    def _clip_scale(self, op: Op) -> None:
-        limit = op.get("max")
-        self.text[op.outputs[0].name] = f"clip_scale(grad_norm, {literal(limit)})" if limit else ""
-
-    def _unscaled(self, op: Op) -> None:
-        self.text[op.outputs[0].name] = f"{self.text[op.inputs[0]] or 1} / scale"
-
-    def _if_finite(self, op: Op) -> None:
-        """When a step changes nothing.
-
-        With a loss scale, a norm that is not finite is an overflow; the state then adapts the
-        scale.
-        """
-        if self._scale:
-            self.text[op.outputs[0].name] = (
-                f"num_tokens == 0, overflow=~grad_norm.isfinite(), {_FINITE}loss.isfinite()"
-            )
-            return
-        self.train.lines.append(
-            "finite = loss.isfinite() & grad_norm.isfinite()  # otherwise nothing is updated"
-        )
-        self.text[op.outputs[0].name] = f"num_tokens == 0, {_FINITE}finite"
-
-    def _loss_limit(self, op: Op) -> None:
-        self.text[op.outputs[0].name] = "limit"
-        call = f"limit = state.loss_limit({literal(op.get('deviations'))})"
-        self.train.lines.append(
-            f"{call}  # from the losses of earlier steps; a loss above it is a spike"
-        )
-
-    def _if_below(self, op: Op) -> None:
-        skipped, finite, condition = self.text[op.inputs[0]].partition(_FINITE)
-        self.train.lines.append(f"usual = {condition} & (loss <= limit)")
-        self.text[op.outputs[0].name] = f"{skipped}{finite}usual"
-
-    def _balanced(self, op: Op) -> None:
-        """All biases of a route's routers, by its load."""
-        bias, load, count = op.inputs
-        pattern, rate = literal(self._patterns[bias]), literal(op.get("rate"))
-        arguments = f"{pattern}, {self.text[load]}, rate={rate}, skip={self.text[count]}"
-        self.train.lines.append(f"state.balance({arguments})")
-
-    def _update(self, op: Op) -> None:
-        """All buckets' updates are one call, which scales too."""
-        scale = self.text[op.inputs[1]]
-        scale = f"scale={scale}, " if scale else ""
-        line = f"state.update(lr, {scale}skip={self.text[op.inputs[2]]})"
-        if self.train.lines[-1] != line:
-            self.train.lines.append(line)
 
     def _both(self, code: str, comment: str = "") -> None:
         for function in (self.train, self.evaluate):

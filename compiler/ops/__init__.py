@@ -70,6 +70,12 @@ def moves_positions(op: Op) -> bool:
     return bool(entry and entry.permutes) and op.names("over") == (SEQUENCE,)
 
 
+def makes_late_weights(op: Op) -> bool:
+    """Whether an op makes gradients of weights that may run beside what other gradients send."""
+    entry = OPS[op.kind]
+    return entry.late_weights and entry.may_delay(op)
+
+
 def functions(module: str) -> set[str]:
     """The functions of `module` that emitted programs call for ops."""
     return {entry.function for entry in OPS.values() if entry.function and entry.module == module}

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ..ir import FLOATS, Op, Type
+from ..ir import BATCH, FLOATS, Op, Type
+from .line import Formula, Line
 from .pointwise import same
 from .protocol import ALL, FUNCTIONAL, Attribute, Builder, OpDef, Shape, TypingError, takes
 from .saved_tensors import Saved, factors
@@ -37,6 +38,11 @@ def _contraction_shape(types: Sequence[Type], op: Op) -> list[Shape]:
         if dim in right:
             raise TypingError(f"{dim} is in both operands of a product but not summed over")
     return [(x.dtype, (*left, *right))]
+
+
+def sums_over_batch(op: Op) -> bool:
+    """Whether a product is the gradient of a weight."""
+    return BATCH in op.names("over")
 
 
 def sum_to_operand(grad: str, name: str, full: Sequence[str], b: Builder) -> str:
@@ -112,6 +118,7 @@ MUL = OpDef(
     operands=takes("x", "y"),
     linear=((0,), (1,)),
     adjoint=_mul_adjoint,
+    line=lambda program, op: Line(Formula("{x} * {y}", lambda x, y: x * y)),
     stem="g",
     saves=factors,
 )
@@ -156,6 +163,7 @@ CONTRACT = OpDef(
     attributes=(Attribute("over", kinds=(tuple,)),),
     linear=((0,), (1,)),
     adjoint=_contract_adjoint,
+    may_delay=sums_over_batch,
     function="linear",
     torch="linear",
     module=FUNCTIONAL,

@@ -17,14 +17,26 @@ from math import prod
 
 from attrs import evolve
 
-from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, Op, Placement, Program, Type, sharded
-from .algebra import sum_to_operand
+from ..ir import DATA_DIMS, ITEM_BYTES, Op, Placement, Program, Type, sharded
+from .algebra import sum_to_operand, sums_over_batch
 from .call import Argument, Call, Dims, Experts, Group
 from .messages import Message, pieces
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .protocol import (
+    ASYNC,
+    Attribute,
+    Builder,
+    OpDef,
+    Operand,
+    Shape,
+    TypingError,
+    Vjp,
+    begins,
+    never,
+    takes,
+)
 from .roles import Roles
 from .routers import CAPACITY, TO
-from .saved_tensors import Local, Saved, factors
+from .saved_tensors import Local, Saved, Views, factors
 from .work import Product, Work, no_work
 
 OWN = Attribute("own", kinds=(tuple,), default=(), implied=True)
@@ -32,9 +44,6 @@ OWN = Attribute("own", kinds=(tuple,), default=(), implied=True)
 
 MOVES = Attribute("to", kinds=(tuple,), implied=True)
 """Where rows go on each axis: `dp:experts`."""
-
-ASYNC = Attribute("async_op", choices=("off", "on"), default="off", implied=True)
-"""Whether an exchange only begins, as torch's collectives do."""
 
 
 # ---- types
@@ -140,30 +149,21 @@ def _exchange_type(program: Program, types: Sequence[Type], op: Op) -> list[Type
     return [result]
 
 
-def begins(op: Op) -> bool:
-    """Whether an op begins an exchange for which a `wait` waits: only that reads its result."""
-    return dict(op.attrs).get(ASYNC.name) == "on"
-
-
-def is_counted_on_host(program: Program, op: Op) -> bool:
-    """Whether the host waits at an op until the GPU has counted the rows of each expert, since
-    later sizes depend on the counts.
-
-    Where rows are exchanged, their counts are too, and the host reads all counts at once; else it
-    reads them for the first rows.
+def _reads_exchanged_counts(program: Program, op: Op) -> bool:
+    """Whether the host waits for the counts of each expert's rows, its own and the other ranks', by
+    which it sizes the rows that come.
     """
-    if op.kind not in (COUNTS.name, DISPATCH.name):
-        return False
-    order = op.inputs[0] if op.kind == COUNTS.name else op.inputs[1]
-    if not program.is_ragged(program.types[order]):
-        return False
+    return program.is_ragged(program.types[op.inputs[0]])
+
+
+def _reads_own_counts(program: Program, op: Op) -> bool:
+    """Whether the host waits for the counts of each expert's rows, by which it sizes the rows.
+
+    Where rows are exchanged, it has read them with the other ranks' counts.
+    """
+    order = op.inputs[1]
     exchanged = {other.inputs[0] for other in program.ops if other.kind == COUNTS.name}
-    return op.kind == COUNTS.name or order not in exchanged
-
-
-def is_of_weights(op: Op) -> bool:
-    """Whether an op makes the gradient of experts' weights, for which no gradient of rows waits."""
-    return op.kind == GROUPED.name and BATCH in op.names("over")
+    return program.is_ragged(program.types[order]) and order not in exchanged
 
 
 def _shards(type: Type) -> list[tuple[str, Placement]]:
@@ -403,6 +403,7 @@ COUNTS = OpDef(
     typing=lambda program, types, op: [_type_after_exchange(program, types[0], op)],
     communicates=_counts,
     holds=_order_bytes_after_exchange,
+    waits_on_host=_reads_exchanged_counts,
     decides=True,
     function="exchange_counts",
     call=lambda local: Call(),
@@ -417,11 +418,14 @@ DISPATCH = OpDef(
     linear=((0,),),
     roles=_roles,
     vjp=Vjp(wrt=(0,), unread=(0,), workspace=_bytes_of_sum),
+    waits_on_host=_reads_own_counts,
     function="dispatch",
 )
 
 
-def _exchange(name: str, doc: str) -> OpDef:
+def _exchange(
+    name: str, doc: str, copies_sent: Views = never, copies_received: Views = never
+) -> OpDef:
     """An exchange of ragged rows, forth or back."""
     return OpDef(
         name,
@@ -437,11 +441,19 @@ def _exchange(name: str, doc: str) -> OpDef:
         saves=lambda local: Saved(operands=(1,)),
         workspace=_regroup_bytes,
         holds=_way_bytes,
+        copies_sent=copies_sent,
+        copies_received=copies_received,
     )
 
 
-EXCHANGE = _exchange("exchange", "Rows to the ranks of their experts, over several axes at once.")
-EXCHANGE_BACK = _exchange("exchange_back", "Rows to the ranks of their tokens.")
+EXCHANGE = _exchange(
+    "exchange",
+    "Rows to the ranks of their experts, over several axes at once.",
+    copies_received=regroups,
+)
+EXCHANGE_BACK = _exchange(
+    "exchange_back", "Rows to the ranks of their tokens.", copies_sent=regroups
+)
 
 BACK = {EXCHANGE.name: EXCHANGE_BACK.name, EXCHANGE_BACK.name: EXCHANGE.name}
 
@@ -482,6 +494,8 @@ GROUPED = OpDef(
     attributes=(Attribute("over", kinds=(tuple,)),),
     linear=((0,), (1,)),
     adjoint=_product_adjoint,
+    may_delay=sums_over_batch,
+    late_weights=True,
     function="grouped_linear",
     stem="y",
     saves=factors,

@@ -15,6 +15,9 @@ from .loss import CAP, SMOOTHING, Z, wide
 from .protocol import OpDef, Shape, Vjp
 from .saved_tensors import Local, Saved
 
+KEPT = {"x": "gradient", "w": "gradient of the weight", "bias": "gradient of the bias"}
+"""The gradients that forward makes and keeps, and backward scales in place, by operands."""
+
 
 def _total(types: Sequence[Type], op: Op) -> list[Shape]:
     check(op, *types)
@@ -48,12 +51,10 @@ LINEAR_CROSS_ENTROPY = OpDef(
     attributes=(INNER, SMOOTHING, Z, CAP),
     roles=product_roles,
     unsharded_dims=lambda types, op: frozenset(types[1].dims),  # the weight's
-    vjp=Vjp(delayed=True),
+    vjp=Vjp(from_forward=KEPT, delayed=True),
     function="linear_cross_entropy",
     call=product_call,
     saves=_gradients,
     workspace=_chunk,
     work=partial(logits_work, of_x=1, of_w=1),
 )
-KEPT = {"x": "gradient", "w": "gradient of the weight", "bias": "gradient of the bias"}
-"""The gradients that forward makes and keeps, and backward scales in place, by operands."""

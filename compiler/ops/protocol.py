@@ -11,6 +11,7 @@ from attrs import Factory, frozen
 
 from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Program, Type, sharded
 from .call import CallOf, with_attributes
+from .line import LineOf
 from .messages import Communicates
 from .reach import ReachOf
 from .roles import RolesOf
@@ -94,6 +95,8 @@ class Vjp:
                   gradients
     result        whether it reads the first result
     workspace     bytes that the gradients of inputs hold on their way, beside operands and results
+    from_forward  the operands whose gradients forward makes and saves, and backward only scales
+                  where they lie: by the operand's name, the name of the saved tensor
     delayed       whether the runtime may put off the gradients of weights
     communicates  the messages that make the gradients of inputs; these are the outputs of the op
                   that it is given
@@ -104,6 +107,7 @@ class Vjp:
     unread: tuple[int, ...] = ()
     result: bool = False
     workspace: Bytes = lambda local: 0
+    from_forward: Mapping[str, str] = Factory(dict[str, str])
     delayed: bool = False
     communicates: Communicates | None = None
     work: WorkOf = memory_work
@@ -149,6 +153,17 @@ DETERMINISTIC = Attribute("deterministic", choices=("off", "on"), default="off",
 """Whether an op's kernels give the same bits each time on a GPU, forward and backward."""
 
 
+ASYNC = Attribute("async_op", choices=("off", "on"), default="off", implied=True)
+"""Whether an op only begins what it sends, as torch's collectives do."""
+
+
+def begins(op: Op) -> bool:
+    """Whether an op only begins what it sends: an op that `awaits` it reads its result, and no
+    other.
+    """
+    return dict(op.attrs).get(ASYNC.name) == "on"
+
+
 def takes(*names: str) -> tuple[Operand, ...]:
     """Operands of an op that no plan writes."""
     return tuple(map(Operand, names))
@@ -164,6 +179,11 @@ Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
 def always(local: Local) -> bool:
     """True of any operands."""
     return True
+
+
+def never(program: Program, op: Op) -> bool:
+    """False of any op."""
+    return False
 
 
 def wide(dtype: str) -> str:
@@ -217,6 +237,7 @@ class OpDef:
                     a dotted name
     call            what the call of that function says besides the operands, by default the
                     attributes
+    line            how the training step writes it, if it is an op of the step
     module          the module that emitted programs import the function from
     stem            the name of a result that has none in the plan, "" for the op's own
     saves           what autograd keeps for backward, where that is not what the `vjp` reads
@@ -226,6 +247,15 @@ class OpDef:
     holds           bytes of the result on one rank, where it is no tensor of its type
     communicates    the messages that each rank sends, in order
     awaits          whether it waits for what another op began, which its own gradient begins
+    copies_sent     whether an op that only begins sends a copy of its first operand; else the
+                    operand stays in memory until another op has awaited it
+    copies_received whether an op that awaits it copies what has come; else what has come is the
+                    result
+    waits_on_host   whether the host waits at it for the GPU's counts, by which it sizes what
+                    follows
+    may_delay       whether it makes gradients of weights, for which nothing but the update waits: a
+                    pipeline's schedule may put them off
+    late_weights    whether these gradients may run beside what the gradients of its inputs send
     work            what a rank computes, by default its operands read and its results written
     decides         whether its results are decisions, or come of one: backward reads and never
                     recomputes them
@@ -259,6 +289,7 @@ class OpDef:
     function: str = ""
     torch: str = ""
     call: CallOf = with_attributes
+    line: LineOf | None = None
     module: str = RUNTIME
     stem: str = ""
     saves: Saves | None = None
@@ -267,6 +298,11 @@ class OpDef:
     holds: Callable[[Program, Op], int] | None = None
     communicates: Communicates | None = None
     awaits: bool = False
+    copies_sent: Views = never
+    copies_received: Views = never
+    waits_on_host: Views = never
+    may_delay: Callable[[Op], bool] = lambda op: False
+    late_weights: bool = False
     work: WorkOf = memory_work
     decides: bool = False
     decision: Saves = results

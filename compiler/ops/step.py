@@ -2,11 +2,13 @@
 clipping, update.
 """
 
+import math
 from collections.abc import Sequence
 
 from ..ir import PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from ..ir.placements import Step, coercion_of, ends
 from .call import Argument, Call, Dims, Group
+from .line import Formula, Line
 from .messages import Message, pieces
 from .pointwise import same
 from .protocol import Attribute, OpDef, TypingError, takes, total, wide
@@ -205,6 +207,51 @@ def _pack_work(local: Local) -> Work:
     return Work(bytes=local.program.elements(local.op.outputs[0].type) * local.wide)
 
 
+def _root_of_sum(*squares: float) -> float:
+    return math.sqrt(sum(squares))
+
+
+def _unscaled_root(loss_scale: float, *squares: float) -> float:
+    return math.sqrt(sum(squares)) / loss_scale
+
+
+def _clip_line(program: Program, op: Op) -> Line:
+    """No call where there is no clipping."""
+    if not op.get("max"):
+        return Line(Formula("1", lambda norm: 1))
+    return Line(Formula("clip_scale({norm}, {max})"))
+
+
+def _is_finite(count: int, norm: float, loss: float) -> bool:
+    return math.isfinite(norm) and math.isfinite(loss)
+
+
+def _finite_line(program: Program, op: Op) -> Line:
+    """With a loss scale, a norm that is not finite is an overflow, by which the scale adapts."""
+    skip = Formula("{count} == 0", lambda count, norm, loss: count == 0)
+    if program.train.precision != "fp16":
+        return Line(
+            Formula("{loss}.isfinite() & {norm}.isfinite()", _is_finite),
+            target="finite",
+            comment="otherwise nothing is updated",
+            conditions={"skip": skip},
+        )
+    overflow = Formula("~{norm}.isfinite()", lambda count, norm, loss: not math.isfinite(norm))
+    return Line(
+        Formula("{loss}.isfinite()", lambda count, norm, loss: math.isfinite(loss)),
+        conditions={"skip": skip, "overflow": overflow},
+    )
+
+
+def _update_line(program: Program, op: Op) -> Line:
+    """One call updates all buckets; it scales gradients too, if they are clipped or have a loss
+    scale.
+    """
+    is_scaled = program.train.optimizer.clip or program.train.precision == "fp16"
+    scale = "scale={scale}, " if is_scaled else ""
+    return Line(Formula(f"state.update(lr, {scale}{{conditions}})"), target="")
+
+
 DTYPE = Attribute("dtype", kinds=(str,))
 BUCKET = Attribute("bucket", kinds=(str,))
 
@@ -238,7 +285,12 @@ CAST = OpDef(
     saves=lambda local: Saved(),
 )
 
-ONE = OpDef("one", "The number one, as the result says.", typing=_own_type)
+ONE = OpDef(
+    "one",
+    "The number one, as the result says.",
+    typing=_own_type,
+    line=lambda program, op: Line(Formula("1.0", lambda: 1)),
+)
 
 ZEROS = OpDef(
     "zeros", "Zeros of the shape and the placement that the result says.", typing=_own_type
@@ -266,6 +318,12 @@ COUNT_VALID = OpDef(
     lambda types, op: [("i64", ())],
     operands=takes("labels"),
     function="count_valid",
+    line=lambda program, op: Line(
+        Formula("count_valid({labels})"),
+        target="num_tokens",
+        comment="tokens with a label, over all ranks",
+        in_evaluation=True,
+    ),
 )
 
 RECIPROCAL = OpDef(
@@ -274,6 +332,11 @@ RECIPROCAL = OpDef(
     operands=takes("count"),
     attributes=(DTYPE,),
     typing=_reciprocal,
+    line=lambda program, op: Line(
+        Formula("{count}.clamp(min=1).to({dtype}).reciprocal()", lambda count: 1 / max(count, 1)),
+        target="inv_num_tokens",
+        in_evaluation=True,
+    ),
 )
 
 PACK = OpDef(
@@ -326,6 +389,7 @@ GRAD_NORM = OpDef(
     total,
     operands=takes("squares"),
     variadic=True,
+    line=lambda program, op: Line(Formula("{squares}.sqrt()", _root_of_sum), target="grad_norm"),
 )
 
 UNSCALED_NORM = OpDef(
@@ -334,6 +398,13 @@ UNSCALED_NORM = OpDef(
     total,
     operands=takes("loss_scale", "squares"),
     variadic=True,
+    line=lambda program, op: Line(
+        Formula(
+            "{squares}.sqrt() / {loss_scale}",
+            _unscaled_root,
+        ),
+        target="grad_norm",
+    ),
 )
 
 CLIP_SCALE = OpDef(
@@ -343,6 +414,7 @@ CLIP_SCALE = OpDef(
     operands=takes("norm"),
     attributes=(Attribute("max"),),
     function="clip_scale",
+    line=_clip_line,
 )
 
 LOSS_SCALE = OpDef(
@@ -351,9 +423,23 @@ LOSS_SCALE = OpDef(
     " begins is multiplied by it, "
     "so that float16 holds what follows (Micikevicius et al. 2018).",
     typing=_float32_number,
+    line=lambda program, op: Line(
+        Formula("state.loss_scale()"),
+        target="scale",
+        comment="multiplies gradients so that float16 can hold them",
+        metric="loss_scale",
+    ),
 )
 
-UNSCALED = OpDef("unscaled", "x / loss_scale.", same, operands=takes("x", "loss_scale"))
+UNSCALED = OpDef(
+    "unscaled",
+    "x / loss_scale.",
+    same,
+    operands=takes("x", "loss_scale"),
+    line=lambda program, op: Line(
+        Formula("{x} / {loss_scale}", lambda x, loss_scale: x / loss_scale)
+    ),
+)
 
 IF_FINITE = OpDef(
     "if_finite",
@@ -362,6 +448,7 @@ IF_FINITE = OpDef(
     "with a loss scale a norm that is not finite is that of this step alone.",
     operands=takes("count", "norm", "loss"),
     typing=_count_type,
+    line=_finite_line,
 )
 
 LOSS_LIMIT = OpDef(
@@ -371,6 +458,12 @@ LOSS_LIMIT = OpDef(
     "median deviations above it (Hampel 1974); no limit while there are few.",
     attributes=(Attribute("deviations"),),
     typing=_float32_number,
+    line=lambda program, op: Line(
+        Formula("state.loss_limit({deviations})"),
+        target="limit",
+        comment="from the losses of earlier steps; a loss above it is a spike",
+        metric="limit",
+    ),
 )
 
 IF_BELOW = OpDef(
@@ -378,6 +471,12 @@ IF_BELOW = OpDef(
     "The count, or 0 where the loss is above the limit, as of a step that is not finite.",
     operands=takes("count", "loss", "limit"),
     typing=_count_type,
+    line=lambda program, op: Line(
+        Formula(
+            "{count} & ({loss} <= {limit})", lambda count, loss, limit: count and loss <= limit
+        ),
+        target="usual",
+    ),
 )
 
 BALANCED = OpDef(
@@ -388,6 +487,9 @@ BALANCED = OpDef(
     operands=takes("bias", "load", "count"),
     attributes=(Attribute("rate"),),
     typing=_balance_type,
+    line=lambda program, op: Line(
+        Formula("state.balance({bias}, {load}, rate={rate}, {conditions})"), target=""
+    ),
 )
 
 UPDATE = OpDef(
@@ -396,5 +498,6 @@ UPDATE = OpDef(
     operands=takes("grad", "scale", "count", "param"),
     variadic=True,
     typing=_update_types,
+    line=_update_line,
     work=_update_work,
 )

@@ -133,6 +133,7 @@ class Vjps:
             variadic=True,
             typing=self._grad_types,
             workspace=self._workspace,
+            may_delay=self.may_delay,
             communicates=self._messages,
             work=self._work,
         )
@@ -157,12 +158,21 @@ class Vjps:
 
     def may_delay(self, op: Op) -> bool:
         """Whether an op makes gradients of weights that the runtime may put off."""
-        if op.kind != KIND:
-            return False
-        entry_vjp = self.entries[str(op.get("of"))].vjp
-        if not entry_vjp or not entry_vjp.delayed:
+        vjp = self._get_vjp(op)
+        if not vjp or not vjp.delayed:
             return False
         return all(BATCH not in value.type.dims for value in op.outputs)
+
+    def get_gradients_from_forward(self, op: Op) -> Mapping[str, str]:
+        """By operand, the name of the saved gradient that an op only scales where it lies; none for
+        an op that makes its gradients itself.
+        """
+        vjp = self._get_vjp(op)
+        return vjp.from_forward if vjp else {}
+
+    def _get_vjp(self, op: Op) -> Vjp | None:
+        """How a `vjp` makes gradients; None for any other op."""
+        return self.entries[str(op.get("of"))].vjp if op.kind == KIND else None
 
     def take_apart(self, op: Op, types: Sequence[Type]) -> Pulled:
         """A `vjp` with operands of these types, taken apart.  Raises TypingError."""

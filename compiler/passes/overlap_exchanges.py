@@ -17,8 +17,10 @@ from attrs import evolve
 from ..analysis.flops import cost
 from ..analysis.recompute import is_recomputed
 from ..ir import Op, Program, Region, Stmt, ancestors, ops_in, results, uses
+from ..ops import makes_late_weights
 from ..ops.builder import OpBuilder
-from ..ops.experts import ASYNC, EXCHANGE, EXCHANGE_BACK, WAIT, begins, is_of_weights
+from ..ops.experts import EXCHANGE, EXCHANGE_BACK, WAIT
+from ..ops.protocol import ASYNC, begins
 
 
 def overlap_exchanges(program: Program) -> Program:
@@ -42,7 +44,7 @@ def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
     late: dict[int, list[Stmt]] = {}
     moved = list[Stmt]()
     for i, op in enumerate(body):
-        if isinstance(op, Op) and is_of_weights(op):
+        if isinstance(op, Op) and makes_late_weights(op):
             index = begun.get(op.inputs[-1], 0)
             if index > i and op.outputs[0].name not in uses(*body[i:index]):
                 late.setdefault(index, []).append(op)

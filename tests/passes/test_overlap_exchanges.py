@@ -13,7 +13,7 @@ from scalec.compiler.analysis.verifier import check
 from scalec.compiler.emit.readback import check as read_back
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Op, Program, Stmt, blocks, map_ops, regions_in, walk
-from scalec.compiler.ops.experts import begins
+from scalec.compiler.ops.protocol import begins
 from scalec.compiler.reports.explain import explain_collectives
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan

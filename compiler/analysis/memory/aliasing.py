@@ -8,8 +8,7 @@ of its own, by the name that one layer has for it.  Non-goals: when a storage co
 from collections.abc import Mapping
 
 from ...ir import ITEM_BYTES, Enter, Leave, Op, Program, Region, Stmt, walk
-from ...ops import OPS
-from ...ops.fused_loss import KEPT, LINEAR_CROSS_ENTROPY
+from ...ops import OPS, VJPS
 from ..stage_program import StageProgram
 
 
@@ -130,16 +129,18 @@ class Storages:
                     self.sometimes.add(value.name)
 
     def _find_given(self) -> None:
-        """Finds gradients that a loss makes in forward, and backward scales where they lie."""
+        """Finds gradients that forward makes, and backward scales where they lie."""
         losses: dict[tuple[str, ...], str] = {}
         for op in walk(self.program.forward.body):
-            if op.kind == LINEAR_CROSS_ENTROPY.name:
+            vjp = OPS[op.kind].vjp
+            if vjp and vjp.from_forward:
                 losses[tuple(map(self.root, op.inputs))] = op.outputs[0].name
         for op in walk(self.program.backward.body):
-            if dict(op.attrs).get("of") == LINEAR_CROSS_ENTROPY.name:
+            saved = VJPS.get_gradients_from_forward(op)
+            if saved:
                 loss = losses[tuple(map(self.origin, op.inputs[1:]))]
                 for value, operand in zip(op.outputs, op.names("wrt"), strict=True):
-                    self._root[value.name] = f"{loss}: {KEPT[operand]}"
+                    self._root[value.name] = f"{loss}: {saved[operand]}"
 
     def _does(self, op: Op) -> object:
         attrs = tuple(attr for attr in op.attrs if attr[0] != "every")

@@ -7,10 +7,9 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from attrs import frozen
 
-from ...ir import BATCH, FLOATS, Leave, Op, Region, Stmt, results, walk
-from ...ops import VJPS
-from ...ops.experts import EXCHANGE_BACK, GROUPED, WAIT, begins, is_of_weights, regroups
-from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
+from ...ir import FLOATS, Leave, Op, Region, Stmt, results, walk
+from ...ops import OPS, VJPS, makes_late_weights
+from ...ops.protocol import begins
 from .aliasing import Storages, get_carried_values
 from .saved_activations import Keeper, find_bound_storages
 
@@ -49,37 +48,42 @@ def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) ->
 
 
 def _under_way(body: Sequence[Stmt], storages: Storages) -> dict[str, int]:
-    """By storage the place of the statement that last needs rows that an exchange begins to send.
+    """By storage the place of the statement that last needs what an exchange begins to send.
 
-    It is the wait for the exchange, unless a copy is sent; autograd has the rows until gradients of
-    weights beside it are made.
+    It is the wait for the exchange, unless a copy is sent; autograd has the storage until gradients
+    of weights beside it are made.
     """
     waits_by_exchange: dict[tuple[str, ...], list[int]] = {}
     for place, op in enumerate(body):
-        if isinstance(op, Op) and op.kind == WAIT.name:
+        if isinstance(op, Op) and OPS[op.kind].awaits:
             waits_by_exchange.setdefault(op.inputs, []).append(place)
     last: dict[str, int] = {}
     for place, op in enumerate(body):
         if not isinstance(op, Op) or not begins(op):
             continue
         places = [place, *weights_beside(op, body)]
-        is_copied = op.kind == EXCHANGE_BACK.name and regroups(storages.program, op)
-        if not is_copied:
+        if not OPS[op.kind].copies_sent(storages.program, op):
             places += waits_by_exchange.get((op.outputs[0].name,), [])
         last[storages.root(op.inputs[0])] = max(places)
     return last
 
 
 def weights_beside(exchange: Op, body: Sequence[Stmt]) -> list[int]:
-    """The places of the statements that make gradients of experts' weights while a begun exchange
-    brings back gradients of rows.
+    """The places of the statements that make gradients of weights while a begun exchange brings
+    back gradients of inputs.
+
+    They share an operand with the exchange: which rows there are.
     """
-    if exchange.kind != EXCHANGE_BACK.name or not begins(exchange):
+    if not begins(exchange):
         return []
     after = body.index(exchange) + 1
     places = list[int]()
     for place, op in enumerate(body[after:], after):
-        if isinstance(op, Op) and is_of_weights(op) and op.inputs[-1] == exchange.inputs[1]:
+        if isinstance(op, Region):
+            continue
+        if OPS[op.kind].awaits and op.inputs[0] == exchange.outputs[0].name:
+            break
+        if makes_late_weights(op) and not {*op.inputs}.isdisjoint(exchange.inputs):
             places.append(place)
     return places
 
@@ -171,12 +175,12 @@ def moves(op: Op, summed: Container[str], storages: Storages) -> bool:
 class _Reader:
     """An op of backward: its place, and the storages of forward that it reads.
 
-    of_weights  whether it makes gradients of experts' weights
+    late_kind  the kind of an op that makes gradients of weights late; "" for any other
     """
 
     place: int
     origins: set[str]
-    of_weights: bool
+    late_kind: str
 
 
 class Releases:
@@ -206,7 +210,8 @@ class Releases:
         for place, stmt in enumerate(backward):
             if isinstance(stmt, Op):
                 origins = {*map(self._storages.origin, stmt.inputs)}
-                reader = _Reader(place, origins, is_of_weights(stmt))
+                late_kind = stmt.kind if makes_late_weights(stmt) else ""
+                reader = _Reader(place, origins, late_kind)
                 readers.setdefault(_line(stmt), []).append(reader)
         return readers
 
@@ -239,7 +244,7 @@ class Releases:
         places = list[int]()
         for reader in of_line:
             # gradients of another op's weights are made late
-            is_of_another = reader.of_weights and op.kind != GROUPED.name
+            is_of_another = reader.late_kind not in ("", op.kind)
             if not is_of_another and roots & reader.origins:
                 places.append(reader.place)
         return places
@@ -281,9 +286,9 @@ def get_put_off_sizes(storages: Storages, body: Iterable[Stmt], layers: int = 1)
             sizes |= get_put_off_sizes(
                 storages, stmt.body, layers * storages.program.size(stmt.dim)
             )
-        elif is_put_off(stmt):
+        elif OPS[stmt.kind].may_delay(stmt):
             names = stmt.inputs
-            if dict(stmt.attrs).get("of") == LINEAR_CROSS_ENTROPY.name:
+            if VJPS.get_gradients_from_forward(stmt):
                 # forward has made the gradients, and they are only to be scaled
                 names = [value.name for value in stmt.outputs]
             for name in names:
@@ -296,10 +301,4 @@ def is_put_off(stmt: Stmt) -> bool:
     """Whether an op makes a weight's gradient in the part of backward that no other stage waits
     for.
     """
-    if isinstance(stmt, Region):
-        return False
-    return (
-        VJPS.may_delay(stmt)
-        or is_of_weights(stmt)
-        or (stmt.kind == "contract" and BATCH in stmt.names("over"))
-    )
+    return isinstance(stmt, Op) and OPS[stmt.kind].may_delay(stmt)

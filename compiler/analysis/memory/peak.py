@@ -13,7 +13,7 @@ from attrs import frozen
 
 from ...ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base, results, walk
 from ...ops import OPS
-from ...ops.experts import EXCHANGE, WAIT, begins, regroups
+from ...ops.protocol import begins
 from ...ops.saved_tensors import Device, Local
 from ..kernel_tiles import serves
 from .aliasing import Storages, get_carried_values
@@ -292,16 +292,11 @@ class Walk:
     def _run(self, op: Op, others: Mapping[str, int]) -> None:
         """Makes an op's results, and `others` that it keeps besides.
 
-        Where an op waits for an exchange, the rows that have come are its result, or are copied
-        into it.
+        Where an op waits for an exchange, what has come is its result, or is copied into it.
         """
-        exchange = self._begun.get(op.inputs[0]) if op.kind == WAIT.name else None
-        if exchange:
-            is_copied = exchange.kind == EXCHANGE.name and regroups(
-                self._storages.program, exchange
-            )
-            if not is_copied:
-                self._free(op.inputs)
+        exchange = self._begun.get(op.inputs[0]) if OPS[op.kind].awaits else None
+        if exchange and not OPS[exchange.kind].copies_received(self._storages.program, exchange):
+            self._free(op.inputs)
         for value in op.outputs:
             root = self._root(value.name)
             # in another's memory nothing is added up

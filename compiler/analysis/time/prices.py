@@ -11,7 +11,6 @@ from attrs import evolve, frozen
 
 from ...ir import BATCH, ITEM_BYTES, Op, Program, Type
 from ...ops import OPS, Message, messages
-from ...ops.experts import GROUPED, is_counted_on_host
 from ...ops.saved_tensors import Local
 from ...ops.vjp import KIND as VJP
 from ...ops.work import Work
@@ -116,7 +115,7 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
         line=str(op.span),
         blocks=max((message.hops for message in sent), default=0) + 1,
         own_part=own_part,
-        counts=is_counted_on_host(program, op),
+        counts=OPS[op.kind].waits_on_host(program, op),
     )
 
 
@@ -155,7 +154,7 @@ def sums_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
 
     It reads a gradient, and reads and writes a sum of the element type of masters.
     """
-    if op.kind not in (VJP, "contract", GROUPED.name):
+    if op.kind != VJP and not OPS[op.kind].may_delay(op):
         return None
     if any(BATCH in value.type.dims for value in op.outputs):
         return None  # gradients of activations

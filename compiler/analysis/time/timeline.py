@@ -14,7 +14,7 @@ from functools import partial
 from math import prod
 
 from ...ir import MICROBATCHES, Op, Program, Region, Stmt, ops_in, walk
-from ...ops.experts import begins
+from ...ops.protocol import begins
 from ..hardware import Hardware
 from .clocks import HOST, UPDATE, Clocks
 from .prices import Price, Prices, Sent

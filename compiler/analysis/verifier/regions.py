@@ -23,7 +23,7 @@ from ...ir import (
     uses,
 )
 from ...ops import OPS
-from ...ops.experts import begins
+from ...ops.protocol import begins
 from ...syntax.limits import MAX_DEPTH
 from .checker import STEP_PASSES, Checker
 from .ops import Ops

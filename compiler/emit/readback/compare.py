@@ -10,8 +10,11 @@ from collections.abc import Collection, Sequence
 
 from ...ir.placements import COERCIONS
 from ...ops import OPS
-from ...ops.experts import ASYNC, WAIT
+from ...ops.protocol import ASYNC
 from .terms import Event, Log, Loop, Term, get_call, wrong
+
+AWAITING = {entry.function for entry in OPS.values() if entry.awaits}
+"""The functions that wait for what another call began."""
 
 MOVES = ("reduce_grads_in_backward", "reshard", "unshard")
 """The functions by which loops over layers move flat buffers."""
@@ -123,7 +126,7 @@ def _beside(log: Log) -> list[list[Event]]:
             if _begins(event.term):
                 exchanges.append([])
             is_under_way = _begins(event.term) or (
-                is_under_way and function_of(event.term) != WAIT.function
+                is_under_way and function_of(event.term) not in AWAITING
             )
     return exchanges
 

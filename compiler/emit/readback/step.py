@@ -1,19 +1,27 @@
 """Compares `train_step` and `eval_step`, as they were run on symbols, with the ops of the IR's
 step.
 
-Purpose: what is counted, gathered, reduced and updated, over which axes, and the order.
-Non-goals: the model (`forward`), the loop over microbatches (`microbatches`), which buckets move in
-parts (`buckets`).
+Purpose: what is counted, gathered, reduced and updated, over which axes, and the order.  An op that
+has a line is what its formula is of the terms of its operands, and `formula_values` compares the
+formula with the op.  Non-goals: the model (`forward`), the loop over microbatches (`microbatches`),
+which buckets move in parts (`buckets`).
 """
 
 import ast
 from collections.abc import Mapping
 from typing import Any, cast
 
+from attrs import frozen
+
 from ...ir import INVARIANT, Kind, Op, Program, Region, Value, ancestors, base, ops_in, uses
 from ...ir.placements import ends
-from ..naming import DTYPES
+from ...ops import OPS
+from ...ops.step import LOSS_LIMIT, RECIPROCAL
+from ..naming import DTYPES, literal
+from ..step_formulas import CONDITIONS, fill, get_conditions_text, get_fields, get_line
 from .compare import compare, function_of
+from .evaluate import parse
+from .formula_values import compare_line
 from .machine import Machine
 from .microbatches import MICROBATCHES, ORDERED, Microbatches
 from .terms import Event, Loop, demand, frozen_key
@@ -22,16 +30,16 @@ BEFORE, AFTER = (".weights", ".flat_params", "unshard_ahead"), (".gradients",)
 """The functions called before the microbatches, and the functions called after them."""
 
 
-FIXED_TEXTS = {"one": "", "loss_scale": "state.loss_scale()"}
-"""The expressions of ops without operands."""
+@frozen
+class _Decision:
+    """A count as an update takes it.
 
+    keywords  by which the update knows whether it changes anything, with their texts
+    reads     the values that decide
+    """
 
-def _norm(op: Op) -> str:
-    """The norm of all gradients, over the loss scale where it is an operand."""
-    operands = [f"a{i}" for i in range(len(op.inputs))]
-    if op.kind == "unscaled_norm":
-        return f"({' + '.join(operands[1:])}).sqrt() / a0"
-    return f"({' + '.join(operands)}).sqrt()"
+    keywords: Mapping[str, str]
+    reads: frozenset[str]
 
 
 class Step(Microbatches):
@@ -44,9 +52,9 @@ class Step(Microbatches):
     ) -> None:
         super().__init__(machine, program, node, paths)
         self._types = program.types
-        result_of = {op.kind: op.outputs[0].name for op in program.ops if op.outputs}
-        self._scale = result_of.get("loss_scale", "")
-        self._limit = result_of.get("loss_limit", "")
+        self._limits = list[str]()
+        self._decisions: dict[str, _Decision] = {}  # of counts that updates take
+        self._names: dict[str, str] = {}  # of values, in the texts of the step
         metrics = ("loss", "norm", "tokens", "router_loss")[: 2 + program.losses]
         ends = [end.name for end in program.region.yields]
         returns = dict[str, str](zip(metrics, ends, strict=False))
@@ -54,16 +62,21 @@ class Step(Microbatches):
         self._loads = list[str]()
         if self._trains:
             self._loads = ends[len(metrics) :][: program.routes]
-            if self._scale:
-                self._returns["loss_scale"] = self._scale
-            if self._limit:
-                self._returns["limit"] = self._limit
+            self._find_metrics()
         else:
             self._returns = {key: returns[key] for key in ("loss", "tokens")}
         self._ops = ops_in(program.region.body) if self._trains else self._needed()
         self._updated = False
         # the names in the model's state by which biases are moved
         self.biases: dict[str, object] = {}
+
+    def _find_metrics(self) -> None:
+        """Finds the metrics that single ops make."""
+        for op in ops_in(self._program.region.body):
+            if op.kind == LOSS_LIMIT.name:
+                self._limits.append(op.outputs[0].name)
+            if OPS[op.kind].line and (metric := get_line(self._program, op).metric):
+                self._returns[metric] = op.outputs[0].name
 
     def _needed(self) -> list[Op]:
         """The ops of the step on which the results of evaluation depend."""
@@ -75,6 +88,8 @@ class Step(Microbatches):
         """Runs the function and compares it with the IR."""
         machine, name = self._machine, self._machine.terms.name
         machine.log = self._found = []
+        for arg in self._program.region.args:
+            self._values[arg.value.name] = self._spec(f"batch.{base(arg.value.name)}")
         arguments = ["model", "state", "batch"]
         if self._trains:
             arguments.append("lr")
@@ -136,16 +151,83 @@ class Step(Microbatches):
                 self._values[result] = self._coerce(op)
             case "pack":
                 self._values[result] = self._pack(op)
+            case "sum_squares":
+                self._values[result] = self._squares(op)
             case "update":
                 self._update(op)
             case "balanced":
                 self._compare_balance(op)
             case _:
-                text = self._text(op)
-                names = {f"a{i}": self._values.get(name) for i, name in enumerate(op.inputs)}
-                self._values[result] = self._spec(text, **names) if text else None
-        if op.kind == "reciprocal":
+                self._line(op)
+        if op.kind == RECIPROCAL.name:
             self._begin_sums(op)
+
+    # ---- ops that have a line
+
+    def _line(self, op: Op) -> None:
+        """The formula of an op, of the terms of its operands."""
+        line, result = get_line(self._program, op), op.outputs[0].name
+        decision = self._decisions.get(op.inputs[0]) if op.inputs else None
+        if self._trains:
+            types = [self._types[name] for name in op.inputs]
+            compare_line(op, line, types, decision is not None)
+        if op.kind == "mul" and op == self._seeds()[0] and not self._program.pipeline:
+            return  # its factors are factors of the loss
+        fields = self._fields(op)
+        text = fill(line.formula, op, fields)
+        keywords = dict(decision.keywords) if decision else dict[str, str]()
+        for keyword, formula in line.conditions.items():
+            keywords[keyword] = fill(formula, op, fields)
+        if keywords:
+            reads = {*op.inputs, *(decision.reads if decision else ())}
+            is_part = line.target is None  # of the statements that are told
+            keywords["finite"] = text if is_part else self._named(result)
+            self._decisions[result] = _Decision(keywords, frozenset(reads))
+            if is_part:
+                return
+        self._values[result] = self._evaluate(text)
+
+    def _fields(self, op: Op) -> dict[str, str]:
+        """The texts of an op's operands, by name, and the keywords of a count."""
+        texts = list[str]()
+        for name in op.inputs:
+            decision = self._decisions.get(name)
+            texts.append(decision.keywords["finite"] if decision else self._named(name))
+        fields = get_fields(op, texts)
+        for name in op.inputs:
+            if name in self._decisions:
+                fields[CONDITIONS] = get_conditions_text(self._decisions[name].keywords)
+        return fields
+
+    def _named(self, name: str) -> str:
+        """The name of a value in the texts of the step."""
+        return self._names.setdefault(name, f"v{len(self._names)}")
+
+    def _evaluate(self, text: str) -> object:
+        """The term of a text of named values."""
+        values = dict[str, object]()
+        for value, name in self._names.items():
+            values[name] = self._values.get(value)
+        return self._spec(text, **values)
+
+    def _change_state(self, op: Op, function: str, args: list[str], options: list[str]) -> None:
+        """The call by which the step changes the state, unless the count says that it changes
+        nothing.
+        """
+        decision = self._decisions.get(op.inputs[2])
+        assert decision, "emit: an update that does not look whether values are finite"
+        assert decision.reads.issuperset(self._limits), (
+            "emit: an update that does not look at the loss's limit"
+        )
+        text = fill(get_line(self._program, op).formula, op, self._fields(op))
+        conditions = get_conditions_text(decision.keywords)
+        wanted = f"{function}({', '.join([*args, *options, conditions])})"
+        assert ast.dump(parse(text)) == ast.dump(parse(wanted)), (
+            f"emit: `{text}` of {op.kind} is not `{wanted}`"
+        )
+        self._evaluate(text)
+
+    # ---- sums
 
     def _begin_sums(self, op: Op) -> None:
         """The zeros at which the sums of losses and loads begin."""
@@ -168,51 +250,7 @@ class Step(Microbatches):
             sizes = ", ".join(str(self._program.size(dim)) for dim in self._types[end.name].dims)
             self._values[f"zero {index}"] = self._spec(f"no_load(x, {sizes})", x=num_tokens)
 
-    def _text(self, op: Op) -> str:
-        """The expression of an op of operands `a0`, `a1`, …; "" where another line does it."""
-        match op.kind:
-            case "count_valid":
-                labels = next(
-                    arg.source for arg in self._region.args if base(arg.value.name) == "labels"
-                )
-                assert op.inputs == (labels,), "emit: counts other than labels"
-                return "count_valid(batch.labels)"
-            case "one" | "loss_scale":
-                return FIXED_TEXTS[op.kind]
-            case "reciprocal":
-                return f"a0.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()"
-            case "mul" | "clip_scale" | "unscaled":
-                return self._scaling(op)
-            case "grad_norm" | "unscaled_norm":
-                return _norm(op)
-            case "sum_squares":
-                return self._squares(op)
-            case _:
-                return self._condition(op)
-
-    def _scaling(self, op: Op) -> str:
-        """The expression of an op that scales the loss or the gradients."""
-        if op.kind == "clip_scale":
-            most = op.get("max")
-            return f"clip_scale(a0, {most!r})" if most else ""
-        if op.kind == "unscaled":
-            return "1 / a1" if self._values.get(op.inputs[0]) is None else "a0 / a1"
-        alone = op == self._seeds()[0] and not self._program.pipeline
-        return "" if alone else "a0 * a1"
-
-    def _condition(self, op: Op) -> str:
-        """The expression of an op that decides whether the step updates."""
-        match op.kind:
-            case "if_finite":
-                return "" if self._scale else "a2.isfinite() & a1.isfinite()"
-            case "loss_limit":
-                return f"state.loss_limit({op.get('deviations')!r})"
-            case "if_below":
-                return "a1.isfinite() & (a1 <= a2)" if self._scale else "a0 & (a1 <= a2)"
-            case _:
-                raise AssertionError(f"emit: nothing does {op.kind} at the scope of the step")
-
-    def _squares(self, op: Op) -> str:
+    def _squares(self, op: Op) -> object:
         """The sum of squares, chunk by chunk; a parameter of several stages counts on the first
         of them.
         """
@@ -224,7 +262,8 @@ class Step(Microbatches):
             arguments.append(f"{star}a{i}")
         if shared := op.names("once"):
             arguments.append(f"once={self._ranks((str(op.get('stages')),), shared)}")
-        return f"sum_squares({', '.join(arguments)})"
+        values = {f"a{i}": self._values[name] for i, name in enumerate(op.inputs)}
+        return self._spec(f"sum_squares({', '.join(arguments)})", **values)
 
     def _ranks(self, axes: tuple[str, ...], among: tuple[str, ...]) -> str:
         """The group over axes, or of some ranks of one."""
@@ -300,45 +339,23 @@ class Step(Microbatches):
         if self._updated:
             return
         self._updated = True
-        scale = self._values.get(op.inputs[1])
-        arguments = ["scale=scale"] if self._program.train.optimizer.clip or self._scale else []
-        skipped, names = self._skip_condition(op.inputs[2])
-        self._spec(f"state.update(lr, {', '.join([*arguments, skipped])})", scale=scale, **names)
+        train, options = self._program.train, list[str]()
+        if train.optimizer.clip or train.precision == "fp16":
+            options.append(f"scale={self._named(op.inputs[1])}")
+        self._change_state(op, "state.update", ["lr"], options)
 
     def _compare_balance(self, op: Op) -> None:
         """The biases of a route's routers, by its load."""
-        bias, load, count = op.inputs
-        skipped, names = self._skip_condition(count)
+        bias, load, _ = op.inputs
         calls = [
             cast(Any, entry.term.args[1])
             for entry in self._found
             if isinstance(entry, Event) and _balances(entry)
         ]
         pattern = calls[len(self.biases)][0] if len(self.biases) < len(calls) else None
-        self.biases[bias] = pattern
-        text = f"state.balance(given, load, rate={op.get('rate')!r}, {skipped})"
-        self._spec(text, given=pattern, load=self._values[load], **names)
-
-    def _skip_condition(self, counted: str) -> tuple[str, dict[str, object]]:
-        """When a step changes nothing, and the names in that."""
-        makers = {value.name: op for op in self._ops for value in op.outputs}
-        decides = makers[counted]
-        finite = makers[decides.inputs[0]] if decides.kind == "if_below" else decides
-        assert finite.kind == "if_finite", (
-            "emit: an update that does not look whether values are finite"
-        )
-        assert bool(self._limit) == (decides is not finite), (
-            "emit: an update that does not look at the loss's limit"
-        )
-        names = dict(
-            zip(("count", "norm", "loss"), map(self._values.get, finite.inputs), strict=True)
-        )
-        overflow = ", overflow=~norm.isfinite()" if self._scale else ""
-        usual = "loss.isfinite()" if self._scale and decides is finite else "usual"
-        return f"skip=count == 0{overflow}, finite={usual}", {
-            **names,
-            "usual": self._values[counted],
-        }
+        self.biases[bias] = self._values[bias] = pattern
+        rate = f"rate={literal(op.get('rate'))}"
+        self._change_state(op, "state.balance", [self._named(bias), self._named(load)], [rate])
 
 
 def _balances(event: Event) -> bool:
