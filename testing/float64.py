@@ -1,6 +1,6 @@
 """The same arithmetic in float64, with the functions themselves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil, floor, log, pi
 from typing import Any
 
@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ..compiler.ops.pointwise import FUNCTIONS as POINTWISE
 from ..compiler.ops.pointwise import Formula
-from ..compiler.proof.tensors import Array, Dims, Tensor, subscripts
+from ..compiler.proof.tensors import Array, Back, Dims, Tensor, subscripts
 
 TOLERANCE = 1e-9
 """How far apart two numbers may be, relative to their size, and count as equal."""
@@ -83,6 +83,10 @@ def _balanced(bias: Array, load: Array, mean: Array, count: Array, rate: float) 
     return bias + rate * np.sign(mean - load)
 
 
+def _ones(saved: Array, result: Array) -> Array:
+    return np.ones(np.broadcast_shapes(saved.shape, result.shape))
+
+
 def _if_below(count: Array, loss: Array, limit: Array) -> Array:
     return np.where(loss <= limit, count, 0.0)
 
@@ -103,6 +107,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "root": np.sqrt,
     "clip": _clip,
     "kept": _kept,
+    "mismatch": _ones,
     "update": _descended,
     "balance": _balanced,
     "finite": np.abs,
@@ -157,6 +162,9 @@ class Reals:
         weights = np.exp(scores - np.where(peak == -np.inf, 0, peak))
         total = weights.sum(axis=-1, keepdims=True)
         return Tensor(x.dims, weights / np.where(total == 0, 1, total))
+
+    def with_gradient(self, result: Tensor, operands: Sequence[Tensor], back: Back) -> Tensor:
+        return result
 
     def angles(
         self, positions: Array, pairs: int, theta: float, scaling: tuple[Any, ...]

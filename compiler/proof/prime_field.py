@@ -7,6 +7,7 @@ w^s, s the hash of x in the exponents of w: its laws hold.  (Equality by evaluat
 Schwartz 1980, Zippel 1979; exponents as w^s: Wu et al. 2025, Mirage.)
 """
 
+from collections.abc import Sequence
 from functools import cache
 from hashlib import shake_256
 from math import prod
@@ -15,7 +16,7 @@ import numpy as np
 from attrs import define, field
 
 from .matrices import matrices
-from .tensors import RANDOM, Array, Degree, Dims, Tensor, degree_of, subscripts
+from .tensors import RANDOM, Array, Back, Degree, Dims, Tensor, degree_of, subscripts
 
 P = 2147483579
 """The modulus: a safe prime, P = 2Q + 1, just under 2^31, so that products fit 64 bits."""
@@ -143,6 +144,9 @@ class Field:
         if seen is not None:
             weights = weights * seen.onto(x.dims)
         return Tensor(x.dims, weights, RANDOM)
+
+    def with_gradient(self, result: Tensor, operands: Sequence[Tensor], back: Back) -> Tensor:
+        return result
 
     def angles(
         self, positions: Array, pairs: int, theta: float, scaling: tuple[object, ...]

@@ -2,27 +2,27 @@
 update.
 
 The step that a sharded step must equal.  It knows neither placements nor microbatches, and
-differentiates by itself: each op by the gradients that its meaning states, not by the adjoints that
-the compiler writes.
+differentiates by itself: along a tape of its own arithmetic, not by the adjoints that the compiler
+writes.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable
 
 import numpy as np
-from attrs import Factory, evolve, field, frozen
+from attrs import Factory, field, frozen
 
 from ..ir import BATCH, MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, base
 from .inputs import Inputs, everywhere
 from .interpreter import Outcome, Watch, Where, differing, metrics, nothing
+from .layout import take_slice
 from .prime_field import Field
 from .semantics import MEANINGS, Call
 from .semantics import step as meaning
 from .simulated_mesh import SimulatedMesh
+from .tape import Tape
 from .tensors import RANDOM, Dims, Numbers, Tensor
 
 Env = dict[str, Tensor]
-Back: TypeAlias = "Callable[[list[Tensor]], Sequence[Tensor | None]]"
 
 RENAMES = ("coerce", "cast", "leaf")
 """Ops that change a value's placement or element type: the identity on a single device."""
@@ -49,15 +49,6 @@ class Model:
         return cls(setup, program.forward.body, inner.args, results)
 
 
-@frozen
-class _TapeEntry:
-    """An application: its results, its operands, and how gradients go from results to operands."""
-
-    results: list[Tensor]
-    operands: list[Tensor]
-    back: Back
-
-
 def _one_rank(reference: "Reference") -> SimulatedMesh:
     """All microbatches are one batch."""
     sizes = {dim.name: dim.size for dim in reference.program.dims}
@@ -73,31 +64,27 @@ class Reference:
     numbers: Numbers
     watch: Watch = nothing
     world: SimulatedMesh = field(default=Factory(_one_rank, takes_self=True), init=False)
-    _tape: list[_TapeEntry] = field(factory=list[_TapeEntry], init=False)
 
     def loss(self, scene: Inputs) -> Tensor:
         """The sum of the losses of all tokens."""
         model = Model.of(self.program)
-        return self._forward(model, self._state(scene), scene)[model.results[0]]
+        return self._forward(model, self._state(scene), scene, self.numbers)[model.results[0]]
 
     def run(self, scene: Inputs) -> Outcome:
         """The outcome of the step."""
         model, n = Model.of(self.program), self.numbers
-        state = self._state(scene)
-        params = {param.name: state[param.name] for param in self.program.params}
-        env = self._forward(model, state, scene)
+        tape, state = Tape(n), self._state(scene)
+        for param in self.program.params:
+            state[param.name] = tape.make_leaf(state[param.name])
+        env = self._forward(model, state, scene, tape)
         count = meaning.count_valid(
             everywhere(_merge_microbatches(scene.inputs["labels"]), self.world)
         )
         share = meaning.reciprocal(n, count)
         loss, *others = (env[name] for name in model.results)
         losses = loss, *others[: self.program.losses - 1]
-        tape_grads = self._backward(
-            dict(zip(map(id, losses), (share, n.ratio(1, 1)), strict=False))
-        )
-        grads = dict[str, Tensor]()
-        for name, param in params.items():
-            grads[name] = tape_grads.get(id(param)) or self._zero(param)
+        params = {param.name: state[param.name] for param in self.program.params}
+        grads = self._backward(tape, zip(losses, (share, n.ratio(1, 1)), strict=False), params)
         norm = meaning.norm(n, [meaning.squares(n, [grad]) for grad in grads.values()])
         scale = meaning.clipping(n, norm, self.program.train.optimizer.clip)
         mean = n.product((), loss, share)
@@ -113,6 +100,18 @@ class Reference:
             updated[buffer.name] = meaning.update_bias(n, bias, load, due, buffer.rate)
         return Outcome(metrics(self.program, (mean, norm, count, *others)), grads, updated)
 
+    def _backward(
+        self, tape: Tape, grads: Iterable[tuple[Tensor, Tensor]], params: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The gradients of the parameters from the gradients of the losses; zero for a parameter
+        that no loss depends on.
+        """
+        gradients = dict[str, Tensor]()
+        leaves = [*params.values()]
+        for name, param, grad in zip(params, leaves, tape.gradients(grads, leaves), strict=True):
+            gradients[name] = grad or Tensor(param.dims, np.zeros_like(param.array))
+        return gradients
+
     def _due(self, count: Tensor, loss: Tensor) -> Tensor:
         """The count as the update takes it: 0 in a step that is skipped."""
         due = meaning.if_finite(self.numbers, count)
@@ -120,8 +119,6 @@ class Reference:
             limit = meaning.loss_limit(self.numbers, len(self.world.axes), deviations)
             due = meaning.if_below(self.numbers, due, loss, limit)
         return due
-
-    # ---- forward
 
     def _state(self, scene: Inputs) -> Env:
         """Parameters and buffers, their dims in the program's order."""
@@ -131,18 +128,30 @@ class Reference:
             state[param.name] = Tensor(param.type.dims, value.onto(param.type.dims), RANDOM)
         return state
 
-    def _forward(self, model: Model, state: Env, scene: Inputs) -> Env:
+    def _forward(self, model: Model, state: Env, scene: Inputs, numbers: Numbers) -> Env:
         """Every value of the forward."""
         inputs: Env = {}
         for arg in model.inputs:
             value = _merge_microbatches(scene.inputs[base(arg.value.name)])
             inputs[arg.value.name] = everywhere(value, self.world)
-        env = self._body(model.setup, state, (), only=RENAMES)
-        return self._body(model.body, env | inputs, ())
+        forward = _Forward(self.program, self.world, numbers, self.watch)
+        env = forward.body(model.setup, state, (), only=RENAMES)
+        return forward.body(model.body, env | inputs, ())
 
-    def _body(
+
+@frozen
+class _Forward:
+    """One evaluation of a model's statements; `numbers` may be a tape."""
+
+    program: Program
+    world: SimulatedMesh
+    numbers: Numbers
+    watch: Watch
+
+    def body(
         self, body: tuple[Stmt, ...], outer: Env, where: Where, only: tuple[str, ...] = ()
     ) -> Env:
+        """All names visible at the end of a body."""
         env = dict(outer)
         for stmt in body:
             if isinstance(stmt, Region):
@@ -164,13 +173,8 @@ class Reference:
         args = [env[name] for name in op.inputs]
         if op.kind in RENAMES:
             return {op.outputs[0].name: args[0]}
-        entry = MEANINGS[op.kind]
         call = Call(self.program, self.world, self.numbers, op, args, self.program.operands(op))
-        results = [_apart(result, args) for result in entry.value(call)]
-        gradients = entry.gradients
-        assert gradients, f"verify: {op.kind} is in a forward and has no gradients"
-        applied = evolve(call, results=results)
-        self._tape.append(_TapeEntry(results, args, lambda grads: gradients(applied, grads)))
+        results = MEANINGS[op.kind].value(call)
         return {value.name: result for value, result in zip(op.outputs, results, strict=True)}
 
     def _unpack(self, op: Op, env: Env, where: Where) -> Env:
@@ -179,7 +183,7 @@ class Reference:
         for value, name in zip(op.outputs, bucket.params, strict=True):
             param = env[name]
             for _, index in where[: len(bucket.layers)]:
-                param = self._slice(param, index)
+                param = take_slice(self.numbers, param, index)
             params[value.name] = param
         return params
 
@@ -194,39 +198,12 @@ class Reference:
         ends = [end.name for end in region.yields if end.leave is Leave.LAST]
         inner: Env = {}
         for i in range(self.world.dims[region.dim]):
-            slices = {arg.value.name: self._slice(outer[arg.source], i) for arg in sliced}
-            inner = self._body(region.body, outer | slices | carried, (*where, (region.dim, i)))
+            slices = dict[str, Tensor]()
+            for arg in sliced:
+                slices[arg.value.name] = take_slice(self.numbers, outer[arg.source], i)
+            inner = self.body(region.body, outer | slices | carried, (*where, (region.dim, i)))
             carried = dict(zip(carried, (inner[end] for end in ends), strict=True))
         return {value.name: inner[end] for value, end in zip(region.results, ends, strict=False)}
-
-    def _slice(self, x: Tensor, index: int) -> Tensor:
-        piece = x.get_slice(index)
-        self._tape.append(
-            _TapeEntry([piece], [x], lambda grads: [_place_slice(grads[0], x, index)])
-        )
-        return piece
-
-    # ---- backward
-
-    def _backward(self, grads: dict[int, Tensor]) -> dict[int, Tensor]:
-        """The gradients of everything on the tape, by identity, from the losses' gradients."""
-        for taped in reversed(self._tape):
-            result_grads = [grads.get(id(result)) for result in taped.results]
-            if not any(result_grads):
-                continue
-            filled = list[Tensor]()
-            for grad, result in zip(result_grads, taped.results, strict=True):
-                filled.append(grad or self._zero(result))
-            for operand, grad in zip(taped.operands, taped.back(filled), strict=True):
-                if not grad:
-                    continue
-                if before := grads.get(id(operand)):
-                    grad = self.numbers.total(operand.dims, before, grad)
-                grads[id(operand)] = grad
-        return grads
-
-    def _zero(self, x: Tensor) -> Tensor:
-        return Tensor(x.dims, np.zeros_like(x.array))
 
 
 def forwards_apart(
@@ -265,23 +242,7 @@ def bare(value: Tensor, dims: Dims | None = None) -> Tensor:
     return Tensor(dims, array.reshape(len(array), *shape), value.degree)
 
 
-def _apart(result: Tensor, operands: Sequence[Tensor]) -> Tensor:
-    """The result as a tensor of its own: the tape tells values apart by identity, and an op may
-    return its operand.
-    """
-    if any(result is operand for operand in operands):
-        return Tensor(result.dims, result.array, result.degree)
-    return result
-
-
 def _merge_microbatches(value: Tensor) -> Tensor:
     """[1, microbatches, batch, …] as [1, microbatches · batch, …]."""
     trials, _, _, *rest = value.array.shape
     return Tensor(value.dims[1:], value.array.reshape(trials, -1, *rest))
-
-
-def _place_slice(grad: Tensor, x: Tensor, index: int) -> Tensor:
-    """The gradient of one slice along the first dim, zero in the others."""
-    array = np.zeros((*grad.array.shape[: x.lead], *x.array.shape[x.lead :]), grad.array.dtype)
-    array[(slice(None),) * x.lead + (index,)] = grad.array
-    return Tensor(x.dims, array, grad.degree)

@@ -2,7 +2,7 @@
 meanings as a protocol.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -107,6 +107,10 @@ def subscripts(out: Dims, *operands: Dims) -> str:
     return f"{','.join(words[:-1])}->{words[-1]}"
 
 
+Back = Callable[[Tensor, int], Tensor]
+"""Makes the gradient of an operand, given by its number, from the gradient of the result."""
+
+
 class Numbers(Protocol):
     """An arithmetic on tensors of named dims.
 
@@ -159,6 +163,12 @@ class Numbers(Protocol):
     def softmax(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         """exp(x) / Σ exp(x) over the last dim, of elements for which `seen` is not zero; zero of
         the others.
+        """
+        ...
+
+    def with_gradient(self, result: Tensor, operands: Sequence[Tensor], back: Back) -> Tensor:
+        """The result, whose elements are elements of the operands at other places: in other dims,
+        at other positions or on other ranks.  A gradient goes `back` to where they came from.
         """
         ...
 

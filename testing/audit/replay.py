@@ -31,10 +31,10 @@ class Replay(Interpreter):
             (id(op),), op, [env[name] for name in op.inputs], lambda: Interpreter._op(self, op, env)
         )
 
-    def made(
-        self, how: tuple[Hashable, ...], of: Sequence[Tensor], make: Callable[[], Tensor]
+    def make_tensor(
+        self, how: tuple[Hashable, ...], operands: Sequence[Tensor], make: Callable[[], Tensor]
     ) -> Tensor:
-        return self._recalled(how, None, [*of], lambda: {"": make()})[""]
+        return self._recalled(how, None, [*operands], lambda: {"": make()})[""]
 
     def _recalled(
         self, how: tuple[Hashable, ...], by: object, tensors: list[Tensor], make: Callable[[], Env]

@@ -40,6 +40,7 @@ from scalec.compiler.proof.inputs import everywhere
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.semantics import MEANINGS, Call
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
+from scalec.compiler.proof.tape import Tape as GradientTape
 from scalec.compiler.proof.tensors import Array, Tensor
 
 DIMS = {
@@ -484,12 +485,19 @@ class Tape:
 
 @cache
 def gradients(kind: str, form: Form) -> list[Tensor | None]:
-    """What the meaning states of the global operands."""
-    op, stated = typed(NO_AXIS, kind, form, form.types), MEANINGS[kind].gradients
-    assert stated
+    """What follows from the meaning for the global operands that the vjp, if any, may be wrt."""
+    op, vjp = typed(NO_AXIS, kind, form, form.types), OPS[kind].vjp
     call = ALONE.call(op, ALONE.held(form.types, "x"), form.types)
-    call = evolve(call, results=MEANINGS[kind].value(call))
-    return stated(call, ALONE.held([value.type for value in op.outputs], "dy"))
+    arithmetic, args = GradientTape(call.numbers), [*call.args]
+    wrt = [i for i, type in enumerate(form.types) if type.differentiable]
+    if vjp and vjp.wrt:
+        wrt = [i for i in wrt if i in vjp.wrt]
+    for i in wrt:
+        args[i] = arithmetic.make_leaf(args[i])
+    results = MEANINGS[kind].value(evolve(call, numbers=arithmetic, args=args))
+    pairs = zip(results, ALONE.held([value.type for value in op.outputs], "dy"), strict=True)
+    found = dict(zip(wrt, arithmetic.gradients(pairs, [args[i] for i in wrt]), strict=True))
+    return [found.get(i) for i in range(len(args))]
 
 
 def written(ranks: Ranks, op: Op, types: Sequence[Type]) -> list[tuple[Type, Tensor] | None]:

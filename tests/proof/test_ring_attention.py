@@ -16,7 +16,7 @@ from helpers.small_plans import Plan
 from scalec.compiler.ir import REPLICATED, Program, sharded
 from scalec.compiler.ops import messages
 from scalec.compiler.ops.ring_attention import hops
-from scalec.compiler.proof.semantics import MEANINGS
+from scalec.compiler.proof.semantics import MEANINGS, pull_back
 from scalec.compiler.proof.semantics.call import Call
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import Array, Tensor
@@ -162,13 +162,9 @@ def test_it_means_attention_to_all_keys(layout: str, mask: str) -> None:
     _assert_parts(world, numbers, found, expected)
     grad = Tensor(found.dims, rng.normal(size=found.array.shape))
     every = world.coerce(grad, ("cp",), sharded("seq"), REPLICATED, numbers)
-    own, theirs = MEANINGS["ring_attention"].gradients, MEANINGS["attention"].gradients
-    assert own
-    assert theirs
-    parts, wholes = (
-        own(evolve(ring, results=[found]), [grad]),
-        theirs(evolve(attention, results=[expected]), [every]),
-    )
+    wrt = range(len(types))
+    _, parts = pull_back(MEANINGS["ring_attention"], ring, [grad], wrt)
+    _, wholes = pull_back(MEANINGS["attention"], attention, [every], wrt)
     for part, full in zip(parts, wholes, strict=True):
         assert part
         assert full

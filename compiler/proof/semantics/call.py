@@ -6,7 +6,8 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from ...ir import Attr, Bucket, Op, Program, Type
+from ...ir import Attr, Bucket, Op, Placement, Program, Type
+from ...ir.placements import conjugate
 from ...ops import OPS
 from ..sharded_state import pad_shard, parts
 from ..simulated_mesh import SimulatedMesh
@@ -15,12 +16,7 @@ from ..tensors import Array, Dims, Numbers, Tensor
 
 @frozen
 class Call:
-    """An op, its operands and their types, and the arithmetic and the ranks it is evaluated in.
-
-    For its gradients it has results too: at least the first, if its `vjp` reads that.  `wrt` are
-    the operands whose gradients are wanted, None for all: each is evaluated once in a step; the
-    bound of the proof counts them.
-    """
+    """An op, its operands and their types, and the arithmetic and the ranks it is evaluated in."""
 
     program: Program
     world: SimulatedMesh
@@ -28,8 +24,6 @@ class Call:
     op: Op
     args: Sequence[Tensor]
     types: Sequence[Type]
-    results: Sequence[Tensor] = ()
-    wrt: Sequence[int] | None = None
 
     @property
     def dims(self) -> Dims:
@@ -74,9 +68,16 @@ class Call:
         shape = (1, *(1,) * len(self.world.axes), *self.world.shape(type))
         return self.numbers.constant(np.zeros(shape, int), type.dims)
 
-    def wants(self, operand: int) -> bool:
-        """Whether the gradient of an operand is wanted."""
-        return self.wrt is None or operand in self.wrt
+    def coerce(
+        self, x: Tensor, axes: Sequence[str], source: Placement, target: Placement
+    ) -> Tensor:
+        """Each rank's value after a coercion, whose gradient is the conjugate coercion's."""
+        n, back = self.numbers, conjugate(source, target)
+        return n.with_gradient(
+            self.world.coerce(x, axes, source, target, n),
+            [x],
+            lambda grad, i: self.world.coerce(grad, axes, *back, n),
+        )
 
     def indices(self, operand: int, dim: str) -> Array:
         """The global indices along `dim` of what each rank holds of an operand: [1, *mesh axes,
@@ -95,17 +96,16 @@ class Call:
 
 
 Value = Callable[[Call], list[Tensor]]
-Gradients = Callable[[Call, list[Tensor]], list[Tensor | None]]
+FromResult = Callable[[Call, Tensor, Tensor], Tensor]
 
 
 @frozen
 class Semantics:
-    """The results of an op; and, for ops of the forward, the gradients of operands from the
-    gradients of the results.
+    """The results of an op; gradients follow from it by a tape (`vjp`).
 
-    The single-device step takes these, and the op's `vjp` means them.  A result without a gradient
-    may be left out, if it comes before the results that have one.
+    from_result  of an op whose `vjp` reads the result in place of the operand: the operand's
+                 gradient, from the result's gradient and the result
     """
 
     value: Value
-    gradients: Gradients | None = None
+    from_result: FromResult | None = None

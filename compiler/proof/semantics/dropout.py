@@ -31,10 +31,10 @@ def keep_factors(
     return n.function("kept", *operands, constants=(c.get("site"), share))
 
 
-def _drop(c: Call, x: Tensor) -> Tensor:
-    whole, draws = c.args
-    places = [(dim, c.indices(0, dim)) for dim in whole.dims if dim not in draws.dims]
-    return c.numbers.product(x.dims, x, keep_factors(c, draws, c.number("p"), places))
+def _drop(c: Call) -> list[Tensor]:
+    x, draws = c.args
+    places = [(dim, c.indices(0, dim)) for dim in x.dims if dim not in draws.dims]
+    return [c.numbers.product(x.dims, x, keep_factors(c, draws, c.number("p"), places))]
 
 
 def _fork(c: Call) -> list[Tensor]:
@@ -47,8 +47,6 @@ def _fork(c: Call) -> list[Tensor]:
 
 
 MEANINGS = {
-    "dropout": Semantics(
-        lambda c: [_drop(c, c.args[0])], lambda c, grads: [_drop(c, grads[0]), None]
-    ),
-    "fork": Semantics(_fork, lambda c, grads: [None]),
+    "dropout": Semantics(_drop),
+    "fork": Semantics(_fork),
 }

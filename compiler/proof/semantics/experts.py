@@ -27,12 +27,8 @@ class _Choice:
         self.hot = self.n.constant(is_chosen, (*self.dims, self.every[-1]))
         self.picked = self.n.product(self.dims, self.hot, self.scores)
 
-    @property
-    def is_softmax(self) -> bool:
-        return self.c.get("score") == "softmax"
-
     def _scores(self) -> Tensor:
-        if self.is_softmax:
+        if self.c.get("score") == "softmax":
             return self.n.softmax(self.logits)
         return self.n.function("sigmoid", self.logits)
 
@@ -59,28 +55,12 @@ class _Choice:
         return np.repeat(chosen, size // groups, axis=-1)
 
     def gates(self) -> Tensor:
-        n, scale = self.n, self.c.ratio("scale")
-        if self.c.get("normalise") == "off":
-            return n.product(self.dims, self.picked, scale)
-        return n.product(self.dims, self.picked, self._over(), scale)
-
-    def _over(self) -> Tensor:
-        """1 / the sum of a token's chosen scores."""
-        return self.n.function("reciprocal", self.n.product(self.dims[:-1], self.picked))
-
-    def gradient(self, grad: Tensor) -> Tensor:
-        """The gradient of the logits."""
-        n, scale = self.n, self.c.ratio("scale")
-        grad = n.product(self.dims, grad, scale)
+        """The chosen scores, over their sum if the op says so."""
+        factors = [self.picked, self.c.ratio("scale")]
         if self.c.get("normalise") == "on":
-            over = self._over()
-            mean = n.negative(n.product(self.dims[:-1], grad, self.picked, over))
-            grad = n.product(self.dims, n.total(self.dims, grad, mean), over)
-        scores = n.product(self.every, self.hot, grad)
-        if not self.is_softmax:
-            return n.product(self.every, scores, n.function("sigmoid slope", self.logits))
-        mean = n.negative(n.product(self.every[:-1], scores, self.scores))
-        return n.product(self.every, self.scores, n.total(self.every, scores, mean))
+            total = self.n.product(self.dims[:-1], self.picked)
+            factors.append(self.n.function("reciprocal", total))
+        return self.n.product(self.dims, *factors)
 
 
 def _top(c: Call) -> list[Tensor]:
@@ -124,33 +104,21 @@ def _add_load(c: Call) -> list[Tensor]:
     return [Tensor(load.dims, whole.reshape(*lead, *load.array.shape[load.lead :]))]
 
 
-class _Balance:
+def _balance(c: Call) -> list[Tensor]:
     """by · Σ f · P, where f is experts / (k · length) times how many tokens of a sequence chose
     an expert.
     """
-
-    def __init__(self, c: Call) -> None:
-        self.c, self.n = c, c.numbers
-        self.logits, ids = c.args
-        self.dims = self.logits.dims
-        experts, k = c.world.dims[self.dims[-1]], c.world.dims[ids.dims[-1]]
-        length = c.world.dims[SEQUENCE]
-        axes = c.types[0].axes_of(SEQUENCE)
-        self.per = tuple(dim for dim in self.dims if dim != SEQUENCE)
-        along = ids.dims.index(SEQUENCE) - len(ids.dims) - 1
-        hot = np.eye(experts, dtype=int)[ids.array].sum(axis=(along, -2))
-        counts = Tensor(self.per, hot)
-        if axes:
-            counts = c.world.coerce(counts, axes, PARTIAL, INVARIANT, self.n)
-        share = self.n.ratio(experts, k * length * length)
-        numbers = self.n.constant(counts.array, self.per)
-        self.f = self.n.product(self.per, numbers, share, c.ratio("by"))
-
-    def value(self) -> Tensor:
-        return self.n.product((), self.f, _shares(self.c))
-
-    def gradient(self, grad: Tensor) -> Tensor:
-        return self.n.product(self.dims, grad, _of_shares(self.c, self.f))
+    n, (logits, ids) = c.numbers, c.args
+    experts, k = c.world.dims[logits.dims[-1]], c.world.dims[ids.dims[-1]]
+    length = c.world.dims[SEQUENCE]
+    dims = tuple(dim for dim in logits.dims if dim != SEQUENCE)
+    along = ids.dims.index(SEQUENCE) - len(ids.dims) - 1
+    counts = Tensor(dims, np.eye(experts, dtype=int)[ids.array].sum(axis=(along, -2)))
+    if axes := c.types[0].axes_of(SEQUENCE):
+        counts = c.world.coerce(counts, axes, PARTIAL, INVARIANT, n)
+    share = n.ratio(experts, k * length * length)
+    f = n.product(dims, n.constant(counts.array, dims), share, c.ratio("by"))
+    return [n.product((), f, _shares(c))]
 
 
 def _shares(c: Call) -> Tensor:
@@ -161,18 +129,6 @@ def _shares(c: Call) -> Tensor:
     plain = n.function("sigmoid", logits)
     over = n.function("reciprocal", n.product(logits.dims[:-1], plain))
     return n.product(logits.dims, plain, over)
-
-
-def _of_shares(c: Call, grad: Tensor) -> Tensor:
-    """The gradient of logits from `grad`, the gradient of the sums of their shares."""
-    n, logits, scores = c.numbers, c.args[0], _shares(c)
-    dims = logits.dims
-    slope = scores
-    if c.get("score") != "softmax":
-        over = n.function("reciprocal", n.product(dims[:-1], n.function("sigmoid", logits)))
-        slope = n.product(dims, n.function("sigmoid slope", logits), over)
-    mean = n.negative(n.product(dims[:-1], grad, scores))
-    return n.product(dims, slope, n.total(dims, grad, mean))
 
 
 def _sum_scores(c: Call) -> list[Tensor]:
@@ -208,25 +164,15 @@ def _aux_loss(c: Call) -> list[Tensor]:
     return [c.numbers.product((), c.args[0], _group_choices(c))]
 
 
-def _aux_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    return [c.numbers.product(c.args[0].dims, grads[0], _group_choices(c)), None]
-
-
-def _logsumexp(c: Call) -> Tensor:
-    total = c.numbers.product(c.args[0].dims[:-1], c.numbers.exponential(c.args[0]))
-    return c.numbers.function("log", total)
-
-
 def _router_z(c: Call) -> list[Tensor]:
-    log = _logsumexp(c)
-    return [c.numbers.product((), log, log, c.ratio("by"))]
+    """by · Σ (log Σ exp(logits))², the inner sum over experts."""
+    n, logits = c.numbers, c.args[0]
+    log = n.function("log", n.product(logits.dims[:-1], n.exponential(logits)))
+    return [n.product((), log, log, c.ratio("by"))]
 
 
-def _router_z_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    n, x = c.numbers, c.args[0]
-    total = n.function("reciprocal", n.product(x.dims[:-1], n.exponential(x)))
-    factors = n.ratio(2, 1), c.ratio("by"), _logsumexp(c), n.exponential(x), total
-    return [n.product(x.dims, grads[0], *factors)]
+def _zeros(c: Call) -> list[Tensor]:
+    return [c.zero(c.op.outputs[0].type)]
 
 
 def _order(c: Call) -> list[Tensor]:
@@ -251,9 +197,9 @@ def _move_rows(c: Call, x: Tensor, source: Type, target: Type) -> Tensor:
     for axis, _ in moves(c.op):
         dims |= {source.placement_on(axis).dim, target.placement_on(axis).dim}
     for axis, place in _innermost_first(source, dims):
-        x = c.world.coerce(x, (axis,), place, REPLICATED, c.numbers)
+        x = c.coerce(x, (axis,), place, REPLICATED)
     for axis, place in reversed(_innermost_first(target, dims)):
-        x = c.world.coerce(x, (axis,), REPLICATED, place, c.numbers)
+        x = c.coerce(x, (axis,), REPLICATED, place)
     return x
 
 
@@ -276,11 +222,6 @@ def _exchange(c: Call) -> list[Tensor]:
     return [_only(c, _move_rows(c, rows, c.types[0], result), order)]
 
 
-def _exchange_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    """Gradients go the way back."""
-    return [_move_rows(c, grads[0], c.op.outputs[0].type, c.types[0]), *[None] * len(c.args[1:])]
-
-
 def _only(c: Call, rows: Tensor, order: Tensor) -> Tensor:
     """The rows that there are by an order."""
     return c.numbers.product(rows.dims, rows, _are_held(c, order))
@@ -296,8 +237,10 @@ def _hot(c: Call, order: Tensor) -> Tensor:
     return c.numbers.constant(order.array, order.dims)
 
 
-def _rows(c: Call, dims: Dims, x: Tensor) -> Tensor:
-    return c.numbers.product(dims, _hot(c, c.args[1]), x)
+def _dispatch(c: Call) -> list[Tensor]:
+    """For each place of an order, the token's row."""
+    x, order = c.args
+    return [c.numbers.product(c.dims, _hot(c, order), x)]
 
 
 def _products(c: Call) -> list[Tensor]:
@@ -314,59 +257,32 @@ def _add_bias(c: Call) -> list[Tensor]:
     return [c.numbers.total(c.dims, x, bias)]
 
 
-def _add_bias_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    bias = c.args[1]
-    return [grads[0], c.numbers.product(bias.dims, grads[0]), *[None] * len(c.args[2:])]
-
-
-def _products_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    x, w, *orders = c.args
-    dx = c.numbers.product(x.dims, grads[0], w)
-    dw = c.numbers.product(w.dims, grads[0], x)
-    return [dx, dw, *[None] * len(orders)]
-
-
 def _sum(c: Call) -> list[Tensor]:
     rows, gates, order = c.args
     return [c.numbers.product(c.dims, _hot(c, order), gates, rows)]
 
 
-def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    (rows, gates, order), (grad,) = c.args, grads
-    hot, n = _hot(c, order), c.numbers
-    d_rows = n.product(rows.dims, hot, gates, grad) if c.wants(0) else None
-    d_gates = n.product(gates.dims, hot, rows, grad) if c.wants(1) else None
-    return [d_rows, d_gates, None]
-
-
 MEANINGS = {
-    "top": Semantics(
-        _top, lambda c, grads: [_Choice(c).gradient(grads[0]), *[None] * len(c.args[1:])]
-    ),
-    "no_loss": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
-    "no_load": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
-    "add_load": Semantics(_add_load, lambda c, grads: [None, None]),
-    "balance": Semantics(
-        lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]
-    ),
-    "no_scores": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
-    "no_choices": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
-    "sum_scores": Semantics(_sum_scores, lambda c, grads: [_of_shares(c, grads[0])]),
-    "add_choices": Semantics(_add_choices, lambda c, grads: [None, None]),
-    "aux_loss": Semantics(_aux_loss, _aux_loss_gradients),
-    "router_z": Semantics(_router_z, _router_z_gradients),
-    "limit_capacity": Semantics(_capacity, lambda c, grads: [None]),
-    "sort_by_expert": Semantics(_order, lambda c, grads: [None]),
-    "exchange_counts": Semantics(_exchange, lambda c, grads: [None]),
-    "dispatch": Semantics(
-        lambda c: [_rows(c, c.dims, c.args[0])],
-        lambda c, grads: [_rows(c, grads[0].dims[1:], grads[0]), None],
-    ),
-    "exchange": Semantics(_exchange, _exchange_gradients),
-    "exchange_back": Semantics(_exchange, _exchange_gradients),
-    "exchange_padded": Semantics(_exchange, _exchange_gradients),
-    "wait": Semantics(lambda c: [c.args[0]], lambda c, grads: [grads[0]]),
-    "grouped_contract": Semantics(_products, _products_gradients),
-    "grouped_bias": Semantics(_add_bias, _add_bias_gradients),
-    "combine": Semantics(_sum, _sum_gradients),
+    "top": Semantics(_top),
+    "no_loss": Semantics(_zeros),
+    "no_load": Semantics(_zeros),
+    "add_load": Semantics(_add_load),
+    "balance": Semantics(_balance),
+    "no_scores": Semantics(_zeros),
+    "no_choices": Semantics(_zeros),
+    "sum_scores": Semantics(_sum_scores),
+    "add_choices": Semantics(_add_choices),
+    "aux_loss": Semantics(_aux_loss),
+    "router_z": Semantics(_router_z),
+    "limit_capacity": Semantics(_capacity),
+    "sort_by_expert": Semantics(_order),
+    "exchange_counts": Semantics(_exchange),
+    "dispatch": Semantics(_dispatch),
+    "exchange": Semantics(_exchange),
+    "exchange_back": Semantics(_exchange),
+    "exchange_padded": Semantics(_exchange),
+    "wait": Semantics(lambda c: [c.args[0]]),
+    "grouped_contract": Semantics(_products),
+    "grouped_bias": Semantics(_add_bias),
+    "combine": Semantics(_sum),
 }

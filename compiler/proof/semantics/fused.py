@@ -1,11 +1,9 @@
-"""Ops that are fused of others mean these, one after the other; gradients go from the last to
-the first.
-"""
+"""Ops that are fused of others mean these, one after the other."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from attrs import Factory, evolve, frozen
+from attrs import evolve, frozen
 
 from ...ir import Attr, Op, Type, Value
 from ...ops import OPS
@@ -17,27 +15,19 @@ from .call import Call, Semantics
 _PARTS = algebra.MEANINGS | attention.MEANINGS | loss.MEANINGS | norm.MEANINGS
 
 
-@frozen(eq=False)
+@frozen
 class _Node:
-    """A value on the way, and the parts of its gradient as far as they are known."""
+    """A value on the way."""
 
     tensor: Tensor
     type: Type
-    grads: list[Tensor] = Factory(list[Tensor])
-
-
-_Done = tuple[Call, Sequence[_Node], Sequence[_Node]]
 
 
 @frozen
 class _Run:
-    """A fused op and its operands, and the ops that have been done, each with what it took and
-    made.
-    """
+    """Does the ops that a fused op means."""
 
     fused: Call
-    operands: Sequence[_Node]
-    done: list[_Done] = Factory(list[_Done])
 
     def do(self, kind: str, *operands: _Node, **attrs: Attr) -> Sequence[_Node]:
         """Does an op, with the attributes of the fused op that it has too."""
@@ -47,34 +37,11 @@ class _Run:
             if key in names:
                 attrs[key] = value
         types = [node.type for node in operands]
-        args = [node.tensor for node in operands]
         op = Op(kind, (), (), tuple(attrs.items()), span=fused.span)
-        op = evolve(op, outputs=tuple(Value("", type) for type in entry.infer(program, types, op)))
-        call = evolve(self.fused, op=op, args=args, types=types, results=(), wrt=None)
-        call = evolve(call, results=_PARTS[kind].value(call))
-        results = list[_Node]()
-        for tensor, value in zip(call.results, op.outputs, strict=True):
-            results.append(_Node(tensor, value.type))
-        self.done.append((call, operands, results))
-        return results
-
-    def gradients(self, results: Sequence[_Node], grads: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of the operands, from the gradients of the last results."""
-        for result, grad in zip(results[-len(grads) :], grads, strict=True):
-            result.grads.append(grad)
-        for call, operands, outputs in reversed(self.done):
-            pull = _PARTS[call.op.kind].gradients
-            due = [grad for node in outputs if (grad := self._total(node))]
-            assert pull, f"verify: {call.op.kind} has no gradients"
-            for node, grad in zip(operands, pull(call, due), strict=True):
-                if grad:
-                    node.grads.append(grad)
-        return [*map(self._total, self.operands)]
-
-    def _total(self, node: _Node) -> Tensor | None:
-        if not node.grads:
-            return None
-        return self.fused.numbers.total(node.tensor.dims, *node.grads)
+        result_types = entry.infer(program, types, op)
+        op = evolve(op, outputs=tuple(Value("", type) for type in result_types))
+        call = evolve(self.fused, op=op, args=[node.tensor for node in operands], types=types)
+        return [*map(_Node, _PARTS[kind].value(call), result_types)]
 
 
 Body = Callable[..., Sequence[_Node]]
@@ -118,15 +85,11 @@ BODIES: dict[str, Body] = {
 
 
 def _meaning(body: Body) -> Semantics:
-    def run(c: Call) -> tuple[_Run, Sequence[_Node]]:
-        run = _Run(c, [*map(_Node, c.args, c.types)])
-        return run, body(run, *run.operands)
+    def value(c: Call) -> list[Tensor]:
+        operands = map(_Node, c.args, c.types)
+        return [node.tensor for node in body(_Run(c), *operands)]
 
-    def gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-        done, results = run(c)
-        return done.gradients(results, grads)
-
-    return Semantics(lambda c: [node.tensor for node in run(c)[1]], gradients)
+    return Semantics(value)
 
 
 MEANINGS = {kind: _meaning(body) for kind, body in BODIES.items()}

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from ...ir import Kind, Type, sharded
+from ..layout import append_dim
 from ..tensors import Dims, Tensor
 from .call import Call, Semantics
 
@@ -32,10 +33,18 @@ class Logits:
         return Tensor(self.tokens, np.take_along_axis(values, best, axis=-1)[..., 0], self.x.degree)
 
     def exponential(self, peak: Tensor) -> Tensor:
-        # padding above the peak could be infinite
-        below = np.where(self._real, self.x.array, peak.onto(self.dims))
-        x = Tensor(self.dims, below, self.x.degree)
+        """exp(logit − peak), of padding zero."""
+        x = self._without_padding(peak)
         return self.n.product(self.dims, self.n.exponential(x, peak), self.classes)
+
+    def _without_padding(self, peak: Tensor) -> Tensor:
+        """The logits, of padding the peak: above the peak an exponential could be infinite."""
+        array = np.where(self._real, self.x.array, peak.onto(self.dims))
+        return self.n.with_gradient(
+            Tensor(self.dims, array, self.x.degree),
+            [self.x],
+            lambda grad, i: self.n.product(self.dims, grad, self.classes),
+        )
 
 
 class Labelled(Logits):
@@ -58,27 +67,15 @@ class Labelled(Logits):
         t = self.n.product(self.tokens, self.target, below)
         return z, t
 
-    def gradient(self, dz: Tensor, dt: Tensor, peak: Tensor) -> Tensor:
-        """The gradient of the logits from the gradients of z and t."""
-        n = self.n
-        through = n.product(self.dims, dz, self.exponential(peak))
-        return n.total(self.dims, through, n.product(self.dims, dt, self.target))
-
 
 class Capped(Labelled):
     """Logits that the op bounds first, if it says by what; the labels come after them."""
 
     def __init__(self, c: Call) -> None:
-        self._slope: list[Tensor] = []
         x = c.args[0]
         if cap := c.number("cap"):
-            self._slope = [c.numbers.function("softcap slope", x, constants=(cap,))]
             x = c.numbers.function("softcap", x, constants=(cap,))
         super().__init__(c, x, 1)
-
-    def gradient(self, dz: Tensor, dt: Tensor, peak: Tensor) -> Tensor:
-        """The gradient of the logits as the op takes them."""
-        return self.n.product(self.dims, super().gradient(dz, dt, peak), *self._slope)
 
 
 def _shares(c: Call, classes: str) -> tuple[Tensor, Tensor]:
@@ -96,34 +93,17 @@ def _valid(c: Call, labels: Tensor, dims: Dims) -> Tensor:
 # ---- tokens; `peak` is there where a z-loss is
 
 
-def _normaliser(c: Call, z: Tensor, *peak: Tensor) -> Tensor:
-    """log z, relative to the peak as the logits are."""
-    return c.numbers.total(z.dims, c.numbers.function("log", z), *peak)
-
-
 def _token_loss(
     c: Call, z_loss: str, z: Tensor, t: Tensor, labels: Tensor, *peak: Tensor
 ) -> Tensor:
     """The loss; `z_loss` is the attribute that says how much of it a z-loss is."""
     n = c.numbers
-    terms = [_normaliser(c, z), n.negative(t)]
+    log = n.function("log", z)
+    terms = [log, n.negative(t)]
     if peak:
-        log = _normaliser(c, z, *peak)
-        terms.append(n.product(z.dims, log, log, c.ratio(z_loss)))
+        whole = n.total(z.dims, log, *peak)
+        terms.append(n.product(z.dims, whole, whole, c.ratio(z_loss)))
     return n.product((), n.total(z.dims, *terms), _valid(c, labels, z.dims))
-
-
-def _token_loss_dx(
-    c: Call, z_loss: str, dy: Tensor, z: Tensor, labels: Tensor, *peak: Tensor
-) -> tuple[Tensor, Tensor]:
-    n = c.numbers
-    losses = n.product(z.dims, dy, _valid(c, labels, z.dims))
-    through = losses
-    if peak:
-        log = _normaliser(c, z, *peak)
-        of_square = n.product(z.dims, losses, log, c.ratio(z_loss), n.ratio(2, 1))
-        through = n.total(z.dims, losses, of_square)
-    return n.product(z.dims, through, n.inverse(z)), n.negative(losses)
 
 
 # ---- whole
@@ -136,30 +116,8 @@ def _whole(c: Call) -> list[Tensor]:
     return [_token_loss(c, "z", *logits.parts(peak), c.args[1], *z_peak)]
 
 
-def _whole_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    logits = Capped(c)
-    peak = logits.peak()
-    z, _ = logits.parts(peak)
-    z_peak = [peak] if c.number("z") else []
-    through = _token_loss_dx(c, "z", grads[0], z, c.args[1], *z_peak)
-    return [logits.gradient(*through, peak), None]
-
-
-# ---- in parts
-
-
-def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    z, _, *others = c.args
-    return [*_token_loss_dx(c, "z_loss", grads[0], z, *others), *[None] * len(others)]
-
-
 # ---- in parts, each relative to its rank's own largest logit; and how they relate to the largest
 # logit of all
-
-
-def _with_rank_dim(x: Tensor, dims: Dims) -> Tensor:
-    """A value that each rank has one of, with a dim for the ranks appended."""
-    return Tensor(dims, x.array[..., None], x.degree)
 
 
 def _own_parts(c: Call) -> list[Tensor]:
@@ -167,14 +125,8 @@ def _own_parts(c: Call) -> list[Tensor]:
     logits = Capped(c)
     m = logits.peak()
     z = logits.n.product(logits.tokens, logits.exponential(m))
-    z = _with_rank_dim(z, c.op.outputs[1].type.dims)
+    z = append_dim(logits.n, z, str(c.get("as")))
     return [m, z, logits.n.product(logits.tokens, logits.target, logits.x)]
-
-
-def _logit_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    """The gradient of z has the dim of shares, and each rank one of them."""
-    logits, (dz, dt) = Capped(c), grads[-2:]
-    return [logits.gradient(logits.n.product(logits.tokens, dz), dt, c.results[0]), None]
 
 
 def _rescale(c: Call) -> list[Tensor]:
@@ -197,24 +149,11 @@ def _share_of_labels(c: Call) -> Tensor:
     return n.total(labels.dims, hot, n.product((), real, every))
 
 
-def _rescale_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    m, z, _, peak, _ = c.args
-    dz = c.numbers.product(m.dims, grads[0], c.numbers.exponential(m, peak))
-    return [None, _with_rank_dim(dz, z.dims), grads[1], None, None]
-
-
 MEANINGS = {
-    "cross_entropy": Semantics(_whole, _whole_gradients),
-    "max_logit": Semantics(lambda c: [Logits(c, c.args[0]).peak()], lambda c, grads: [None]),
-    "local_softmax_stats": Semantics(
-        lambda c: [*Labelled(c, c.args[0], 2).parts(c.args[1])],
-        lambda c, grads: [
-            Labelled(c, c.args[0], 2).gradient(grads[0], grads[1], c.args[1]),
-            None,
-            None,
-        ],
-    ),
-    "token_loss": Semantics(lambda c: [_token_loss(c, "z_loss", *c.args)], _token_loss_gradients),
-    "logit_softmax_stats": Semantics(_own_parts, _logit_gradients),
-    "rescale_to_global_max": Semantics(_rescale, _rescale_gradients),
+    "cross_entropy": Semantics(_whole),
+    "max_logit": Semantics(lambda c: [Logits(c, c.args[0]).peak()]),
+    "local_softmax_stats": Semantics(lambda c: [*Labelled(c, c.args[0], 2).parts(c.args[1])]),
+    "token_loss": Semantics(lambda c: [_token_loss(c, "z_loss", *c.args)]),
+    "logit_softmax_stats": Semantics(_own_parts),
+    "rescale_to_global_max": Semantics(_rescale),
 }

@@ -174,13 +174,13 @@ def _update(c: Call) -> list[Tensor]:
 MEANINGS = {
     "balanced": Semantics(lambda c: [update_bias(c.numbers, *c.args, rate=c.number("rate"))]),
     "begin": Semantics(lambda c: []),
-    "cast": Semantics(_same, lambda c, grads: [grads[0]]),
+    "cast": Semantics(_same),
     "clip_scale": Semantics(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),
     "count_valid": Semantics(lambda c: [count_valid(c.args[0])]),
     "grad_norm": Semantics(lambda c: [norm(c.numbers, c.args)]),
     "if_below": Semantics(lambda c: [if_below(c.numbers, *c.args)]),
     "if_finite": Semantics(lambda c: [if_finite(c.numbers, c.args[0])]),
-    "leaf": Semantics(_same, lambda c, grads: [grads[0]]),
+    "leaf": Semantics(_same),
     "leaf_grad": Semantics(_same),
     "loss_limit": Semantics(
         lambda c: [loss_limit(c.numbers, len(c.world.axes), c.get("deviations"))]

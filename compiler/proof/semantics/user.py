@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ...ops.user import causal_dim, constants, linear_in, positions_in
+from ..layout import rename_dims
 from ..tensors import RANDOM, Array, Dims, Tensor
 from .call import Call, Semantics
 
@@ -23,12 +24,11 @@ class _Slices:
     def __init__(self, c: Call, result: int, dims: Dims) -> None:
         """`dims` are the dims of the result."""
         self.n, self.dims, self.op, self.result = c.numbers, dims, c.op, result
-        self.count = len(c.args)
         self.along, self.linear = c.op.names("along"), linear_in(c.op)
-        self.operands = [self._apart(x) for x in (*c.args, *self._positions(c))]
-        self.keys = [self._key(c, i, x) for i, x in enumerate(self.operands)]
         self.parts = list[Tensor]()
-        for x, key in zip(self.operands, self.keys, strict=True):
+        for i, operand in enumerate((*c.args, *self._positions(c))):
+            x = self._apart(operand)
+            key = self._key(c, i, x)
             dims_of_part = self._among([*x.dims, *key.dims])
             self.parts.append(self.n.product(dims_of_part, x, key))
         bent, dims_of_bent = list[Tensor](), list[str]()
@@ -57,7 +57,7 @@ class _Slices:
     def _apart(self, x: Tensor) -> Tensor:
         """The dims that stay inside a slice, apart from the result's of the same name."""
         dims = tuple(dim if dim in self.along else f"{dim}'" for dim in x.dims)
-        return Tensor(dims, x.array, x.degree)
+        return rename_dims(self.n, x, dims)
 
     def _key(self, c: Call, operand: int, x: Tensor) -> Tensor:
         """The factors that combine the elements of a slice: random numbers, whatever the order
@@ -74,24 +74,11 @@ class _Slices:
             array = np.where(is_past, array, array.dtype.type(0))
         return Tensor(dims, array.reshape(len(array), *(1,) * len(c.world.axes), *shape), RANDOM)
 
-    def _factors(self, slope: bool, without: int = -1) -> list[Tensor]:
-        """The factors of the result, a product; or of its slope: all linear parts but one."""
-        factors = [self.parts[i] for i in self.linear if i != without]
-        if self.bent:
-            factors.append(self.n.function("opaque slope" if slope else "opaque", self.bent))
-        return factors
-
     def value(self) -> Tensor:
-        return self.n.product(self.dims, *self._factors(slope=False))
-
-    def gradient(self, operand: int, dy: Tensor) -> Tensor:
-        x = self.operands[operand]
-        factors = self._factors(slope=operand not in self.linear, without=operand)
-        grad = self.n.product(x.dims, dy, *factors, self.keys[operand])
-        return Tensor(tuple(dim.rstrip("'") for dim in x.dims), grad.array, grad.degree)
-
-    def gradients(self, dy: Tensor) -> list[Tensor]:
-        return [self.gradient(i, dy) for i in range(self.count)]
+        factors = [self.parts[i] for i in self.linear]
+        if self.bent:
+            factors.append(self.n.function("opaque", self.bent))
+        return self.n.product(self.dims, *factors)
 
 
 def _is_past(result: int, operand: int, shape: tuple[int, ...]) -> Array:
@@ -102,16 +89,8 @@ def _is_past(result: int, operand: int, shape: tuple[int, ...]) -> Array:
     return positions[operand] <= positions[result]
 
 
-def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    grads_by_result = [_Slices(c, i, dy.dims).gradients(dy) for i, dy in enumerate(grads)]
-    totals = list[Tensor | None]()
-    for x, *parts in zip(c.args, *grads_by_result, strict=True):
-        totals.append(c.numbers.total(x.dims, *parts))
-    return totals
-
-
 def _values(c: Call) -> list[Tensor]:
     return [_Slices(c, i, value.type.dims).value() for i, value in enumerate(c.op.outputs)]
 
 
-MEANINGS = {"call": Semantics(_values, _gradients)}
+MEANINGS = {"call": Semantics(_values)}
