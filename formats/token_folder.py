@@ -13,6 +13,7 @@ Each shard has up to three files of raw little-endian numbers:
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -152,6 +153,12 @@ class TokenFolder:
 def shard_to_json(shard: Shard) -> dict[str, Any]:
     """A shard as an object of JSON."""
     return {**asdict(shard), "hashes": dict(shard.hashes)}
+
+
+def sibling(tokens: str, kind: str) -> str:
+    """The path of the file of another kind that lies beside a shard's tokens."""
+    folder, name = os.path.split(tokens)
+    return os.path.join(folder, name.replace(TOKENS, kind, 1))
 
 
 def shard_file(kind: str, number: int) -> str:

@@ -32,7 +32,7 @@ from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
 from .comm.positions import Positions, position_ids
 from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh, Watch
-from .data.corpus import DataSet, Text, Tokens
+from .data.corpus import DataSet, Folder, Text, Tokens
 from .data.loader import Batch, Input, Loader
 from .errors import RunError
 from .ops.attention import attention, rope, rope_frequencies
@@ -105,6 +105,7 @@ __all__ = [
     "Experts",
     "FlatParamGroup",
     "FlatParams",
+    "Folder",
     "HFNames",
     "HFWeight",
     "Input",
