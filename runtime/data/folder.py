@@ -135,7 +135,7 @@ class FolderStream(Stream):
         return tuple(path for path in paths if os.path.exists(path))
 
     def marks(self, number: int) -> Marks:
-        """What counts in a window, and where documents begin."""
+        """Which tokens of a window count, and which begin a document."""
         marks = [self._marks_of(*stretch) for stretch in self.stretches(number)]
         counted = torch.cat([piece.counted for piece in marks])
         return Marks(counted, torch.cat([piece.begins for piece in marks]))

@@ -21,7 +21,7 @@ _REPLACED, _DRAWN = 0.8, 0.9
 
 @dataclass(frozen=True)
 class Marks:
-    """What a folder of `scalec data` says of each token, bool, [width] or [rows, width].
+    """The marks of a folder of `scalec data`, one a token: bool, [width] or [rows, width].
 
     counted  whether the loss counts the token's prediction
     begins   whether a document begins with it

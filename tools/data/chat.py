@@ -73,8 +73,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], turns: Turns) -> Marked:
         """The conversation as text, and the characters of the turns that count.
 
-        A template with `{% generation %}` says itself what counts.  Of another, what a turn adds
-        to the text before it counts, without white space at its end.  TemplateError where earlier
+        A template with `{% generation %}` says itself what counts.  With another, what a turn
+        adds to the text before it counts, without white space at its end.  TemplateError where earlier
         turns are rendered differently once later ones follow.
         """
         if self._marks:

@@ -151,7 +151,7 @@ def _bar() -> Generator[_Progress]:
 
 
 def _summary(folder: Path, index: TokenFolder) -> str:
-    """What is there now, and how a plan names it."""
+    """The folder's tokens, the share that counts, and the records that were left out."""
     lines = [
         f"{folder}: {index.tokens:,} tokens of {index.recipe.dtype} in {index.documents:,}"
         f" documents, {len(index.shards)} shards"

@@ -30,7 +30,7 @@ class Reader(Protocol):
     """How records become documents."""
 
     words: str
-    """What the command line said, for the index."""
+    """The words of the command line, for the index."""
     fields: tuple[str, ...]
     masked: bool
     pair: bool

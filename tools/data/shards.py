@@ -63,7 +63,7 @@ def make_shard(
 def _encoded(
     stretch: Stretch, reader: Reader, encoder: Encoder
 ) -> Iterator[list[Encoded] | BadRecord]:
-    """What each record gives, in order; a record of two documents gives both or neither."""
+    """The ids of each record, in order; a record of two documents gives both or neither."""
     records = _documents(stretch, reader)
     while group := [*islice(records, BATCH)]:
         texts = [document for record in group if isinstance(record, list) for document in record]
