@@ -96,7 +96,9 @@ def _row(of: type[Settings], field: Field) -> str:
         else f"`{field.what.show(default)}`"
     )
     takes = "a section" if isinstance(field.what, Part) else field.what.takes
-    only = f" (`{field.variant}` alone)" if field.variant else ""
+    only = ""
+    if field.variants:
+        only = f" ({' and '.join(f'`{name}`' for name in field.variants)} alone)"
     doc = "; ".join(filter(None, ("required" * field.required, field.doc + only)))
     return f"| `{field.key}` | {_cell(takes)} | {_cell(shown)} | {_cell(doc)} |"
 

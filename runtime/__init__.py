@@ -42,7 +42,7 @@ from .config.plan import (
     SmallerMesh,
     Watch,
 )
-from .data.corpus import DataSet, Text, Tokens
+from .data.corpus import DataSet, Folder, Text, Tokens
 from .data.loader import Batch, Input, Loader
 from .errors import RunError
 from .ops.attention import attention, rope, rope_frequencies
@@ -115,6 +115,7 @@ __all__ = [
     "Experts",
     "FlatParamGroup",
     "FlatParams",
+    "Folder",
     "HFNames",
     "HFWeight",
     "Input",

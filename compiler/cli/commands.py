@@ -45,6 +45,11 @@ COMMANDS = (
         " meaning of a code",
         "scalec.compiler.cli.explain",
     ),
+    Entry(
+        "data",
+        "make token ids of text, documents and conversations",
+        "scalec.tools.data.command",
+    ),
     Entry("diff", "show two plans side by side", "scalec.tools.diff.command"),
     Entry(
         "plan",

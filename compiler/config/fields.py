@@ -4,7 +4,7 @@ The type says how a number, a list of numbers or a section is written; `Annotate
 value where the type does not say it, a range, a meaning, and the sections that have the field.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
@@ -44,9 +44,9 @@ class Heading(tuple[str, ...]):
 
 @frozen
 class Only:
-    """Only sections of this heading have the field."""
+    """Only sections of these headings, words of one text, have the field."""
 
-    heading: str
+    headings: str
 
 
 FIRST = object()
@@ -77,10 +77,10 @@ class Part:
     def example_of(self, field: "Field") -> str:
         """How such a section sets one of its fields."""
         if self.form == "call":
-            return self.get_text(field.variant, f"{field.key}=…")
+            return self.get_text(field.first_variant, f"{field.key}=…")
         if isinstance(field.what, Part):
-            return self.get_text(field.variant, field.what.example)
-        return self.get_text(field.variant, f"{field.key} = …")
+            return self.get_text(field.first_variant, field.what.example)
+        return self.get_text(field.first_variant, f"{field.key} = …")
 
     def get_text(self, name: str, inside: str) -> str:
         _, heading = heading_of(self.section_class)
@@ -99,8 +99,8 @@ class Field:
     what: Value | Part
     doc: str
     """The meaning of the field; "" for sections."""
-    variant: str
-    """The heading whose sections alone have the field, "" if all sections have it."""
+    variants: tuple[str, ...]
+    """The headings whose sections alone have the field, none if all sections have it."""
     required: bool
     first: bool
     """Whether a call may give the field without its name."""
@@ -116,7 +116,12 @@ class Field:
 
     def belongs(self, heading: str) -> bool:
         """Whether sections of this heading have the field."""
-        return self.variant in ("", heading)
+        return not self.variants or heading in self.variants
+
+    @property
+    def first_variant(self) -> str:
+        """A heading whose sections have the field, "" if all have it."""
+        return self.variants[0] if self.variants else ""
 
 
 @cache
@@ -131,13 +136,21 @@ def fields_of(cls: type[Settings]) -> tuple[Field, ...]:
                 name=attribute.name,
                 what=_what(type_, marks),
                 doc=next((mark for mark in marks if isinstance(mark, str)), ""),
-                variant=next((mark.heading for mark in marks if isinstance(mark, Only)), ""),
+                variants=_headings(marks),
                 required=attribute.default is attrs.NOTHING,
                 first=FIRST in marks,
                 every=EVERY in marks,
             )
         )
     return tuple(fields)
+
+
+def _headings(marks: Iterable[object]) -> tuple[str, ...]:
+    """The headings of an `Only`."""
+    for mark in marks:
+        if isinstance(mark, Only):
+            return tuple(mark.headings.split())
+    return ()
 
 
 @cache

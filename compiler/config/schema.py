@@ -121,10 +121,8 @@ class _Reader:
         if not field:
             raise self._unknown(key, [field.key for field in fields if field.belongs(heading)])
         if not field.belongs(heading):
-            message = (
-                f"`{key}` is a setting of `{self._section.kind} {field.variant}`, not of"
-                f" `{self._title}`"
-            )
+            sections = " and ".join(f"`{self._section.kind} {name}`" for name in field.variants)
+            message = f"`{key}` is a setting of {sections}, not of `{self._title}`"
             raise wrong("E0401", message, key.span)
         return field
 
@@ -373,7 +371,9 @@ def _property(cls: type[Settings], field: Field) -> dict[str, Any]:
         if field.what.form == "sections":
             return {"type": "array", "items": part}
         return part
-    only = f"; of `{field.variant}` only" if field.variant else ""
+    only = ""
+    if field.variants:
+        only = f"; of {' and '.join(f'`{name}`' for name in field.variants)} only"
     schema: dict[str, Any] = {
         "description": f"{field.doc}{only}. In a plan: {field.what.takes}",
     }

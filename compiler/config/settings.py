@@ -182,12 +182,16 @@ class DataSet(Settings):
     ] = None
 
 
+FOLDER = "folder"
+"""The heading of `data` that names folders of `scalec data`."""
+
+
 @frozen
 class Data(Settings):
-    """`data text { … }` or `data tokens { … }`: the training data."""
+    """`data text { … }`, `data tokens { … }` or `data folder { … }`: the training data."""
 
     SECTION: ClassVar[str] = "data"
-    kind: Annotated[str, Heading(("text", "tokens"))]
+    kind: Annotated[str, Heading(("text", "tokens", FOLDER))]
     files: Annotated[
         tuple[str, ...] | None,
         strings(STDLIB),
@@ -201,6 +205,7 @@ class Data(Settings):
     )
     as_is: Annotated[
         str | None,
+        Only("text tokens"),
         one_of(OFF, ON),
         "whether files that seem to be of another format are read; unset, they are refused",
     ] = None
@@ -209,11 +214,18 @@ class Data(Settings):
         share(FRACTION),
         "fraction of the files reserved for validation; of a single file, its last part",
     ] = 0.0
-    separator: Annotated[int | str | None, TOKEN, "the token that ends each document"] = None
-    masked: Annotated[
-        float | None, share(SOME), "fraction of the tokens that are hidden and predicted"
+    separator: Annotated[
+        int | str | None, Only("text tokens"), TOKEN, "the token that ends each document"
     ] = None
-    mask_token: Annotated[int | str | None, TOKEN, "the token that hides others"] = None
+    masked: Annotated[
+        float | None,
+        Only("text tokens"),
+        share(SOME),
+        "fraction of the tokens that are hidden and predicted",
+    ] = None
+    mask_token: Annotated[
+        int | str | None, Only("text tokens"), TOKEN, "the token that hides others"
+    ] = None
     sets: tuple[DataSet, ...] = ()
 
     @property

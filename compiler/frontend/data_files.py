@@ -2,10 +2,14 @@
 plan takes them for.
 """
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
+from glob import iglob
 
 from ...formats.data import TEXT, address, address_advice, files_of, foreign, some
-from ..config.settings import ON, Data, DataSet
+from ...formats.token_folder import TokenFolder, TokenFolderError
+from ..config.settings import FOLDER, ON, Data, DataSet
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note
 
@@ -15,16 +19,47 @@ pause.
 """
 
 
+def largest_vocabulary(data: Data) -> tuple[int, str]:
+    """The size of the largest vocabulary of the folders that are there, and its folder."""
+    sizes = [(0, "")]
+    patterns = [*(data.files or ()), *(name for part in data.sets for name in part.files)]
+    for pattern in patterns:
+        for folder in folders_of(pattern):
+            with suppress(TokenFolderError):
+                sizes.append((TokenFolder.read(folder).recipe.vocab, folder))
+    return max(sizes)
+
+
 def check_files(train: tree.Section, data: Data, diagnostics: Diagnostics) -> None:
     """Adds a mistake for each pattern that is an address, or matches a file of another format."""
     if data.as_is == ON:
         return
-    dtype = TEXT if data.kind == "text" else data.dtype
     for pattern in _patterns(train):
         if address(pattern.value):
             diagnostics.error("E0420", address_advice(pattern.value), pattern.span)
+        elif data.kind == FOLDER:
+            _check_folders(pattern, diagnostics)
         else:
+            dtype = TEXT if data.kind == "text" else data.dtype
             _check_pattern(pattern, dtype, diagnostics)
+
+
+def folders_of(pattern: str) -> list[str]:
+    """The folders that a pattern matches, sorted, without a limit of their number."""
+    return sorted(path for path in iglob(pattern, recursive=True) if os.path.isdir(path))
+
+
+def _check_folders(pattern: tree.String, diagnostics: Diagnostics) -> None:
+    """Adds the mistake of the first folder that `scalec data` did not write, or not to its end;
+    a folder that is not there is left to the run.
+    """
+    for folder in folders_of(pattern.value):
+        try:
+            TokenFolder.read(folder)
+        except TokenFolderError as error:
+            help = "`data folder` takes folders that `scalec data` wrote: docs/data.md"
+            diagnostics.error("E0420", str(error), pattern.span, help=help)
+            return
 
 
 def _check_pattern(pattern: tree.String, dtype: str, diagnostics: Diagnostics) -> None:

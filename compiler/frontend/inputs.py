@@ -1,10 +1,11 @@
 """Inputs of a model, and whether the plan's data has them."""
 
 from ..analysis.vocabulary import tables
-from ..config.settings import Data
+from ..config.settings import FOLDER, Data
 from ..ir import DATA_DIMS, Program
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note
+from .data_files import largest_vocabulary
 
 INPUTS = ("tokens", "labels", "documents")
 """The runtime's inputs, in its order; the last only where the model takes it."""
@@ -54,7 +55,7 @@ def _check_documents(
         help = "pass them to attention, `documents=documents`, or leave them out"
         message = "the loss does not depend on `documents`"
         diagnostics.error("E0212", message, documents.span, help=help)
-    elif documents and data.separator is None:
+    elif documents and data.separator is None and data.kind != FOLDER:
         help = 'name the token that ends a document, for instance `separator = "\\n"`, or by its id'
         notes = [Note(documents.span, "the model is given documents")]
         message = f"`data {data.kind}` needs `separator`"
@@ -88,6 +89,8 @@ def _check_ids(program: Program, data: Data, diagnostics: Diagnostics) -> None:
     vocab_size = min(map(program.valid, tables(program).values()), default=0)
     if not vocab_size and diagnostics.in_part:
         return
+    if data.kind == FOLDER:
+        _check_folder_ids(vocab_size, data, diagnostics)
     for name, token, id in (
         ("separator", data.separator, data.separator_id),
         ("mask_token", data.mask_token, data.mask_id),
@@ -103,3 +106,14 @@ def _check_ids(program: Program, data: Data, diagnostics: Diagnostics) -> None:
                 data.spans[name],
                 "no token",
             )
+
+
+def _check_folder_ids(vocab_size: int, data: Data, diagnostics: Diagnostics) -> None:
+    """The vocabulary of the folders' tokenizer is not larger than the model's."""
+    largest, folder = largest_vocabulary(data)
+    if largest > vocab_size:
+        message = (
+            f"{folder} has ids of a vocabulary of {largest:,}, and the model's is {vocab_size:,}"
+        )
+        help = "is it the model's own tokenizer? the model's `vocab` has to be as large"
+        diagnostics.error("E0405", message, data.spans["files"], help=help)

@@ -1,19 +1,24 @@
-"""A plan's data: files of text or of token ids, in one set or in several."""
+"""A plan's data: files of text or of token ids, or folders of `scalec data`, in one set or in
+several.
+"""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from ..errors import RunError, count_with_noun
 from .files import find_files, require_own_format, split_files
+from .folder import FolderStream, Labelled, find_shards
 from .mixture import Mixture, Part, Stream
 from .samples import Windows
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Files of a mixture: glob patterns, or `python_stdlib`; its weight beside other sets; the
-    share for validation.
+    """Files or folders of a mixture: glob patterns, or `python_stdlib`; its weight beside other
+    sets; the share for validation.
     """
 
     name: str
@@ -34,10 +39,13 @@ class Text(Windows):
     holdout: float = 0.05
     sets: tuple[DataSet, ...] = ()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The element type of a byte."""
-        return torch.uint8
+    def find_files(self, patterns: tuple[str, ...], looks: bool) -> list[str]:
+        """The files that patterns match.  RunError; where `looks`, also for no text."""
+        return _find_readable(patterns, torch.uint8, looks and not self.as_is)
+
+    def open_stream(self, paths: list[str], seq: int) -> Stream:
+        """The windows of files for sequences of `seq`.  RunError."""
+        return Stream(paths, torch.uint8, self.width(seq))
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,33 @@ class Tokens(Windows):
     holdout: float = 0.05
     sets: tuple[DataSet, ...] = ()
 
+    def find_files(self, patterns: tuple[str, ...], looks: bool) -> list[str]:
+        """The files that patterns match.  RunError; where `looks`, also for no token ids."""
+        return _find_readable(patterns, self.dtype, looks and not self.as_is)
 
-Corpus = Text | Tokens
+    def open_stream(self, paths: list[str], seq: int) -> Stream:
+        """The windows of files for sequences of `seq`.  RunError."""
+        return Stream(paths, self.dtype, self.width(seq))
+
+
+@dataclass(frozen=True)
+class Folder(Labelled):
+    """Folders, as the files of `Text`, that `scalec data` wrote."""
+
+    files: tuple[str, ...] = ()
+    holdout: float = 0.05
+    sets: tuple[DataSet, ...] = ()
+
+    def find_files(self, patterns: tuple[str, ...], looks: bool) -> list[str]:
+        """The tokens of the folders' shards.  RunError where a folder is not whole."""
+        return find_shards(patterns)
+
+    def open_stream(self, paths: list[str], seq: int) -> Stream:
+        """The windows of shards for sequences of `seq`.  RunError."""
+        return FolderStream(paths, self.width(seq))
+
+
+Corpus = Text | Tokens | Folder
 
 
 def open_corpus(
@@ -65,19 +98,24 @@ def open_corpus(
     sets = corpus.sets
     if files or not sets:
         sets = (DataSet("", files or corpus.files, 1.0, corpus.holdout),)
-    paths_by_set = {data_set: find_files(data_set.files) for data_set in sets}
-    if looks and not corpus.as_is:
-        for paths in paths_by_set.values():
-            require_own_format(paths, corpus.dtype)
+    paths_by_set = {data_set: corpus.find_files(data_set.files, looks) for data_set in sets}
     shares = list[_Share]()
     for data_set, paths in paths_by_set.items():
-        shares.append(_Share.make(data_set, paths, corpus.dtype, corpus.width(seq)))
+        shares.append(_Share.make(data_set, paths, partial(corpus.open_stream, seq=seq)))
     _require_apart(shares)
     training = Mixture([share.training for share in shares])
     validation_parts = [share.validation for share in shares if share.validation]
     if not validation_parts:
         return training, None
     return training, Mixture(validation_parts)
+
+
+def _find_readable(patterns: tuple[str, ...], dtype: torch.dtype, looks: bool) -> list[str]:
+    """The files that patterns match; where `looks`, each of its own format."""
+    paths = find_files(patterns)
+    if looks:
+        require_own_format(paths, dtype)
+    return paths
 
 
 @dataclass(frozen=True)
@@ -88,7 +126,9 @@ class _Share:
     validation: Part | None
 
     @classmethod
-    def make(cls, data_set: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> "_Share":
+    def make(
+        cls, data_set: DataSet, paths: list[str], open_stream: Callable[[list[str]], Stream]
+    ) -> "_Share":
         """Whole files are held out where there are several; of a single file its last windows.
 
         RunError.
@@ -96,10 +136,10 @@ class _Share:
         try:
             if len(paths) > 1 or data_set.holdout == 0:
                 training_files, validation_files = split_files(paths, data_set.holdout)
-                training = Stream(training_files, dtype, width)
-                validation = Stream(validation_files, dtype, width) if validation_files else None
+                training = open_stream(training_files)
+                validation = open_stream(validation_files) if validation_files else None
             else:
-                training, validation = Stream(paths, dtype, width).split(data_set.holdout)
+                training, validation = open_stream(paths).split(data_set.holdout)
         except RunError as error:
             if not data_set.name:
                 raise

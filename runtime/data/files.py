@@ -10,6 +10,7 @@ import sysconfig
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
+from glob import iglob
 from typing import Any, NoReturn, cast
 
 import torch
@@ -41,6 +42,22 @@ def find_files(patterns: tuple[str, ...]) -> list[str]:
             raise RunError(f"no data: `{pattern}` matches no file that holds anything{place}")
         paths |= {*files}
     return sorted(paths)
+
+
+def find_folders(patterns: tuple[str, ...]) -> list[str]:
+    """The folders that the patterns match, sorted.  RunError if a pattern matches none."""
+    folders: set[str] = set()
+    for pattern in patterns:
+        if address(pattern):
+            raise RunError(f"no data: {address_advice(pattern)}")
+        matches = [path for path in iglob(pattern, recursive=True) if os.path.isdir(path)]
+        if not matches:
+            place = "" if os.path.isabs(pattern) else f", looked for in {os.getcwd()}"
+            raise RunError(
+                f"no data: `{pattern}` is no folder{place}; `scalec data` makes one of own text"
+            )
+        folders |= {os.path.normpath(path) for path in matches}
+    return sorted(folders)
 
 
 def require_own_format(paths: list[str], dtype: torch.dtype) -> None:

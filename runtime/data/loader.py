@@ -15,7 +15,7 @@ from ..comm.positions import Positions
 from ..errors import RunError
 from ..ops.dropout import draws_of
 from .mixture import Mixture
-from .samples import Windows
+from .samples import Marks, Windows
 from .vocabulary import find_beyond, vocabulary_error
 from .window_check import WindowCheck
 
@@ -106,7 +106,7 @@ class Loader:
         `store` belongs to the thread that asks for batches.
         """
         self._check = WindowCheck(
-            name, self._window, self.samples, self._mesh, self._axes, every, end, store
+            name, self._compared, self.samples, self._mesh, self._axes, every, end, store
         )
 
     def batch(self, step: int) -> Batch:
@@ -120,8 +120,10 @@ class Loader:
         tokens.
         """
         samples = self.samples(step, self._rank)
-        windows = torch.stack([self._window(sample) for sample in samples])
-        if self._check is not None and (fault := self._check.fault(step, windows)):
+        windows = torch.stack([self._data.window(sample, self._seed) for sample in samples])
+        marks = self._marks(samples)
+        compared = windows if marks is None else marks.with_tokens(windows)
+        if self._check is not None and (fault := self._check.fault(step, compared)):
             sample, ranks = fault
             place = self._data.place_of_window(sample, self._seed)
             raise RunError(
@@ -132,7 +134,7 @@ class Loader:
         if cell := find_beyond(windows, self._vocab):
             where = self._data.place(samples[cell[0]], self._seed, cell[1])
             raise vocabulary_error(where, int(windows[cell]), self._vocab)
-        inputs = self._sampling.make_inputs(windows, samples, self._vocab, self._seed)
+        inputs = self._sampling.make_inputs(windows, samples, self._vocab, self._seed, marks)
         inputs["draws"] = draws_of(samples, self._seed)
         parts = {name: self._local(inputs[name], layout) for name, layout in self._inputs.items()}
         return Batch(**parts)
@@ -151,8 +153,20 @@ class Loader:
             samples += range(start, start + self._rows)
         return samples
 
-    def _window(self, sample: int) -> Tensor:
-        return self._data.window(sample, self._seed)
+    def _marks(self, samples: list[int]) -> Marks | None:
+        """The marks of samples.  RunError where one of several sets has none."""
+        rows = [self._data.marks(sample, self._seed) for sample in samples]
+        marks = [row for row in rows if row is not None]
+        assert len(marks) in (0, len(rows)), "loader: marks of some samples alone"
+        return Marks.stack(marks) if marks else None
+
+    def _compared(self, sample: int) -> Tensor:
+        """The window of a sample as ranks compare it."""
+        window, marks = (
+            self._data.window(sample, self._seed),
+            self._data.marks(sample, self._seed),
+        )
+        return window if marks is None else marks.with_tokens(window)
 
     def _local(self, rows: Tensor, layout: Input) -> Tensor:
         """[microbatches, b, seq], or without seq, in the layout of an input."""

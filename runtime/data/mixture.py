@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import RunError, count_with_noun, quote_first_names
 from .files import TokenFiles
 from .order import Interleaving, hash_of, permute, whole_weights
+from .samples import Marks
 
 
 class Stream:
@@ -33,6 +34,11 @@ class Stream:
                 f" {count_with_noun(len(files), 'file')}"
                 f" are less than a window of {width}"
             )
+
+    @property
+    def read_files(self) -> tuple[str, ...]:
+        """All files that it reads."""
+        return self.files
 
     @property
     def tokens(self) -> int:
@@ -71,19 +77,23 @@ class Stream:
 
     def window(self, number: int) -> Tensor:
         """Window `number` < `windows`: [width], int64.  RunError if a file has changed."""
-        pieces = [self.read(*stretch) for stretch in self._stretches(number)]
+        pieces = [self.read(*stretch) for stretch in self.stretches(number)]
         if len(pieces) == 1:
             return pieces[0]
         return torch.cat(pieces)
 
+    def marks(self, number: int) -> Marks | None:
+        """The marks of a window's tokens, if its files have any.  RunError if a file has changed."""
+        return None
+
     def place_of_window(self, number: int) -> str:
         """Where a window lies, for instance `a.txt, tokens 340 to 356`, the last not included."""
         places = list[str]()
-        for file, start, stop in self._stretches(number):
+        for file, start, stop in self.stretches(number):
             places.append(f"{self.files[file]}, tokens {start:,} to {stop:,}")
         return " and ".join(places)
 
-    def _stretches(self, number: int) -> list[tuple[int, int, int]]:
+    def stretches(self, number: int) -> list[tuple[int, int, int]]:
         """The files of a window by number, each with the first of its tokens and the one after
         the last.
         """
@@ -145,6 +155,11 @@ class Mixture:
         """The window of a sample: [width], int64.  RunError if a file has changed."""
         stream, number = self._window_of(sample, seed)
         return stream.window(number)
+
+    def marks(self, sample: int, seed: int) -> Marks | None:
+        """The marks of a sample's tokens, if its files have any.  RunError if a file has changed."""
+        stream, number = self._window_of(sample, seed)
+        return stream.marks(number)
 
     def place_of_window(self, sample: int, seed: int) -> str:
         """The files and tokens of a sample's window, in words."""

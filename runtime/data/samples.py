@@ -4,6 +4,7 @@ All of it is a function of the window, and masks also of seed and sample: the sa
 after a restart.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,29 @@ IGNORED = -100
 
 # of the tokens to predict: those masked, and with them those drawn at random
 _REPLACED, _DRAWN = 0.8, 0.9
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The marks of a folder of `scalec data`, one a token: bool, [width] or [rows, width].
+
+    counted  whether the loss counts the token's prediction
+    begins   whether a document begins with it
+    """
+
+    counted: Tensor
+    begins: Tensor
+
+    @classmethod
+    def stack(cls, marks: Sequence["Marks"]) -> "Marks":
+        """The marks of several windows, a row each."""
+        return cls(
+            torch.stack([row.counted for row in marks]), torch.stack([row.begins for row in marks])
+        )
+
+    def with_tokens(self, windows: Tensor) -> Tensor:
+        """Tokens and marks as one number each, int64: what is compared between ranks."""
+        return windows + (self.counted.long() << 33) + (self.begins.long() << 34)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +66,17 @@ class Windows:
         return seq
 
     def make_inputs(
-        self, windows: Tensor, samples: list[int], vocab: int, seed: int
+        self,
+        windows: Tensor,
+        samples: list[int],
+        vocab: int,
+        seed: int,
+        marks: Marks | None = None,
     ) -> dict[str, Tensor]:
         """The model's inputs by name, int64, [rows, seq], from windows [rows, width], whose
-        numbers are `samples`.
+        numbers are `samples`; files of text and of bare ids have no `marks`.
         """
+        assert marks is None, "samples: marks that nothing reads"
         if self.masked is None:
             tokens, labels = windows[:, :-1], windows[:, 1:]
             # A separator predicts nothing: the token after it begins another document.

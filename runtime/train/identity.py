@@ -52,7 +52,7 @@ def identity(plan: Plan, seed: int, training: Mixture, hashes: Sequence[str]) ->
         **_sets(training, hashes),
         "global_batch": plan.global_batch,
         "seq": plan.seq,
-        "dtype": str(data.dtype).removeprefix("torch."),
+        "dtype": str(training.parts[0].stream.dtype).removeprefix("torch."),
         "separator": data.separator,
         "masked": data.masked,
         "mask_token": data.mask_token,
@@ -169,7 +169,7 @@ def content(training: Mixture) -> list[str]:
     One rank of each node reads them.  Collective.  RunError.
     """
     return word_of_node(
-        lambda: " ".join(_ends(part.stream.files) for part in training.parts)
+        lambda: " ".join(_ends(part.stream.read_files) for part in training.parts)
     ).split()
 
 

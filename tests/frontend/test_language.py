@@ -323,7 +323,7 @@ def settings_table(cls: type[Settings]) -> Iterator[str]:
     """A row for each setting of a section."""
     yield from heading("setting", "takes", "default", "meaning")
     for field in fields_of(cls):
-        only = f" ({field.variant} only)" if field.variant else ""
+        only = f" ({', '.join(field.variants)} only)" if field.variants else ""
         yield row(f"`{field.key}`{only}", takes(field), default(cls, field), meaning(field))
 
 

@@ -195,8 +195,9 @@ def setting(settings: type[Settings], key: str) -> Lines:
 def takes(field: Field) -> str:
     """The kind of value that a setting takes, and which sections have it."""
     value = f"`{field.what.example}`" if isinstance(field.what, Part) else field.what.takes
-    if field.variant:
-        return f"{value}, of `{field.variant}`"
+    if field.variants:
+        sections = " and ".join(f"`{heading}`" for heading in field.variants)
+        return f"{value}, of {sections}"
     return f"{value}, after `every`" if field.every else value
 
 

@@ -97,7 +97,7 @@ LAYOUT = Input(("seq", "batch"), {"batch": ("dp",), "seq": ("tp",)})
 
 def _batches(file: str, made: Text, shape: dict[str, int]) -> list[Batch]:
     inputs = {"tokens": LAYOUT, "labels": LAYOUT, "documents": LAYOUT}
-    stream = Stream([file], made.dtype, made.width(SEQ))
+    stream = Stream([file], torch.uint8, made.width(SEQ))
     loader = Loader(Mixture([Part("", stream)]), made, inputs, Mesh(shape), ROWS, 2, VOCAB, seed=3)
     return [loader.batch(step) for step in range(3)]
 
