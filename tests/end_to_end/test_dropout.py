@@ -21,6 +21,7 @@ from helpers.launched import run_file
 from helpers.oracle import harness
 from helpers.oracle.plans import ROWS, SEQ, Case, context_rules, contexts
 from helpers.oracle.reference import Step, Tensors
+from helpers.reference_ops import attention
 
 LR, STEPS, TOLERANCE = 0.1, 2, 1e-10
 BLOCKS, LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN = 2, 2, 4, 2, 4, 16, 24
@@ -198,14 +199,9 @@ def _logits(p: Tensors, tokens: Tensor, draws: Draws) -> Tensor:
 
 
 def _attended(p: Tensors, x: Tensor, draws: Draws) -> Tensor:
-    q, k, v = (
-        (x @ p[name].T).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for name in ("wq", "wk", "wv")
-    )
-    k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
-    scores = 3 * torch.tanh(q @ k.mT / HEAD_DIM**0.5 / 3)
-    later = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
-    weights = _dropped(scores.masked_fill(later, -torch.inf).softmax(-1), draws, 2, 0.3)
-    return x + _dropped((weights @ v).transpose(1, 2).flatten(-2) @ p["wo"].T, draws, 3, 0.1)
+    q, k, v = ((x @ p[name].T).unflatten(-1, (-1, HEAD_DIM)) for name in ("wq", "wk", "wv"))
+    y = attention(q, k, v, softcap=3, change_weights=lambda each: _dropped(each, draws, 2, 0.3))
+    return x + _dropped(y.flatten(-2) @ p["wo"].T, draws, 3, 0.1)
 
 
 # ---- what is dropped

@@ -23,6 +23,7 @@ from helpers.oracle import harness
 from helpers.oracle.compare import assert_same
 from helpers.oracle.plans import Case, train_text
 from helpers.oracle.reference import Tensors, train
+from helpers.reference_ops import cross_entropy
 from scalec.compiler.ir import walk
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
@@ -31,17 +32,6 @@ LR, STEPS, LAYERS = 0.1, 2, 4
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of logits and labels."""
-
-
-def cross_entropy(
-    logits: Tensor, labels: Tensor, cap: float = 0.0, smoothing: float = 0.0, z: float = 0.0
-) -> Tensor:
-    """The sum over labels that count."""
-    logits = cap * torch.tanh(logits / cap) if cap else logits
-    loss = F.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=smoothing
-    )
-    return loss + z * logits.logsumexp(-1)[labels >= 0].square().sum()
 
 
 def of_two(logits: Tensor, labels: Tensor) -> Tensor:
