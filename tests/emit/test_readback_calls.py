@@ -17,7 +17,7 @@ from attrs import evolve
 
 from helpers.random_models import own_ops
 from helpers.readback_plans import DIMS, KERNELS, LLAMA, LOSS, SMALL, START, TWO_LOSSES, plan
-from helpers.unary_ops import UNARY, written
+from helpers.unary_ops import UNARY, make_call
 from scalec.compiler.emit.expressions import ATOM, Context, Expr, express
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
@@ -51,7 +51,7 @@ ROUTED = f"""{START}
     x = x + y
   }} {LOSS}"""
 
-FUNCTIONS = "\n    ".join(f"x = x + {written(name, 'x', over='hidden')}" for name in UNARY)
+FUNCTIONS = "\n    ".join(f"x = x + {make_call(name, 'x', over='hidden')}" for name in UNARY)
 
 PLANS = {
     "functions": plan(

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from helpers.forked_ranks import run_ranks
-from helpers.oracle.harness import Inputs, imported
+from helpers.oracle.harness import Inputs
 from helpers.oracle.reference import Step, Tensors
+from helpers.programs import import_module, write_files
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.frontend import resolve
 from scalec.compiler.passes import lower
@@ -36,22 +37,18 @@ def files_of(plan: str, path: str = "tiny.scale") -> dict[str, str]:
 def of_file(plan: Path, folder: Path) -> ModuleType:
     """The program of a plan's file, with what lies beside it, written to `folder` and imported."""
     source = load(plan)
-    folder.mkdir()
-    for name, text in emit(lower(for_torch(resolve(source))), source).items():
-        (folder / name).write_text(text)
+    write_files(emit(lower(for_torch(resolve(source))), source), folder)
     sys.path.insert(0, str(folder))
     try:
-        return imported(folder / "train.py")
+        return import_module(folder / "train.py")
     finally:
         sys.path.remove(str(folder))
 
 
-def compiled(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
+def load_torch_program(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
     """The program of a plan, written to `folder` and imported."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files_of(plan, at).items():
-        (folder / name).write_text(text)
-    return imported(folder / "train.py")
+    write_files(files_of(plan, at), folder)
+    return import_module(folder / "train.py")
 
 
 def run(

@@ -36,7 +36,7 @@ def goes_over_one(name: str) -> bool:
     return any(attribute.dims == "last" for attribute in OPS[name].attributes)
 
 
-def written(name: str, x: str, over: str = "") -> str:
+def make_call(name: str, x: str, over: str = "") -> str:
     """The call of `x` as a plan writes it, over a dim if the op goes over one."""
     given = {**UNARY[name].attrs[0], **({"over": over} if over and goes_over_one(name) else {})}
     return f"{name}({', '.join([x, *(f'{key}={value}' for key, value in given.items())])})"

@@ -227,6 +227,15 @@ def initial(config: Config) -> Tensors:
     return {name: (x - 1).float() if name.endswith(BIAS) else x for name, x in found.items()}
 
 
+def random_parameters(like: Tensors, spread: float) -> Tensors:
+    """Random numbers times `spread`, in the shapes of other parameters."""
+    generator = torch.Generator().manual_seed(7)
+    return {
+        name: spread * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        for name, value in like.items()
+    }
+
+
 def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
     """The sum of token losses over labels ≥ 0; tokens and labels are [rows, seq]."""
     return losses(config, p, tokens, labels)[0]
