@@ -75,7 +75,7 @@ def rope_by(theta: float, seq: int) -> Formula:
     return turned
 
 
-def kept(draws: torch.Tensor, *sizes: int, p: float, site: int = 1) -> torch.Tensor:
+def dropout_factors(draws: torch.Tensor, *sizes: int, p: float, site: int = 1) -> torch.Tensor:
     """What elements of [batch, *sizes] are multiplied by: the verifier's own hash of everything
     that it depends on.
     """
@@ -86,9 +86,9 @@ def kept(draws: torch.Tensor, *sizes: int, p: float, site: int = 1) -> torch.Ten
 
 
 def dropout(x: torch.Tensor, draws: torch.Tensor, batch: int) -> torch.Tensor:
-    return x * kept(draws, *(size for i, size in enumerate(x.shape) if i != batch), p=0.25).movedim(
-        0, batch
-    )
+    return x * dropout_factors(
+        draws, *(size for i, size in enumerate(x.shape) if i != batch), p=0.25
+    ).movedim(0, batch)
 
 
 def attention_in(layout: str, dropout: float = 0) -> Formula:
@@ -120,7 +120,7 @@ def attention_in(layout: str, dropout: float = 0) -> Formula:
 
 def drop_weights(draws: torch.Tensor, p: float) -> Callable[[torch.Tensor], torch.Tensor]:
     """Dropout of weights [batch, heads, query, key]."""
-    return lambda weights: weights * kept(draws, *weights.shape[1:], p=p)
+    return lambda weights: weights * dropout_factors(draws, *weights.shape[1:], p=p)
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -671,7 +671,7 @@ def _layers(word: str) -> str:
     return stack if bar else ""
 
 
-def drawn(word: str, sizes: Numbers, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def random_operand(word: str, sizes: Numbers, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     shape = list(dims(word, sizes).values())
     if word[0] in "#0":
         return np.asarray(
@@ -756,7 +756,10 @@ class Drawn:
 def draw(kind: str, case: Case, sizes: str, seed: int = 0) -> Drawn:
     rng = np.random.default_rng(seed)
     return Drawn(
-        kind, case, SIZES[sizes], [drawn(word, SIZES[sizes], rng) for word in case.operands]
+        kind,
+        case,
+        SIZES[sizes],
+        [random_operand(word, SIZES[sizes], rng) for word in case.operands],
     )
 
 
@@ -872,7 +875,9 @@ def test_the_parts_of_cross_entropy_are_its_whole(sizes: str, smoothing: float, 
     peak.
     """
     rng = np.random.default_rng(0)
-    logits, labels = (torch.from_numpy(drawn(word, SIZES[sizes], rng)) for word in ("sbv", "#sb"))
+    logits, labels = (
+        torch.from_numpy(random_operand(word, SIZES[sizes], rng)) for word in ("sbv", "#sb")
+    )
     logits.requires_grad_(True)
     peak = logits.detach().amax(-1)
     parts = token_loss(*local_softmax_stats(logits, peak, labels, smoothing), labels, peak, z)

@@ -89,7 +89,7 @@ def makers() -> dict[str, Callable[[], Any]]:
     }
 
 
-def told(code: str, make: Callable[[], Any]) -> str:
+def get_diagnostic_text(code: str, make: Callable[[], Any]) -> str:
     each = next((it for it in diagnostics(make) if it.code == code), None)
     assert each, f"{code} is not told"
     return str(each)
@@ -103,7 +103,10 @@ def test_each_code_as_it_is_told(
     Path("own.py").write_text("def g(x):\n    return x\n")
     Path("plan.scale").write_text(PLAN)
     made = makers()
-    golden("codes.txt", "".join(f"{told(code, made[code])}\n\n" for code in CODES if code in made))
+    golden(
+        "codes.txt",
+        "".join(f"{get_diagnostic_text(code, made[code])}\n\n" for code in CODES if code in made),
+    )
 
 
 def test_every_code_has_an_example() -> None:
