@@ -9,11 +9,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import Phase, settings
 
 from helpers.samples import outside_of_samples
+
+if TYPE_CHECKING:
+    from helpers.commands import CommandLine
 
 # Both are read when torch is imported.  Without the first, gloo lets collectives of unequal sizes
 # or dtypes pass.
@@ -95,6 +99,21 @@ def calls_uncompared() -> Iterator[None]:
     with plain_groups(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
         yield
+
+
+@pytest.fixture
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the test runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run_scalec(capsys: pytest.CaptureFixture[str]) -> "CommandLine":
+    """`run_scalec(*words)` is the exit status, standard output and standard error of a command."""
+    from helpers.commands import CommandLine
+
+    return CommandLine(capsys)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from helpers.torch_target import compiled
+from helpers.torch_target import load_torch_program
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TEXT = bytes(range(32)) * 64
@@ -30,7 +30,7 @@ def _example(name: str) -> ModuleType:
 
 def test_a_torch_data_loader_feeds_a_program(tmp_path: Path) -> None:
     losses = run_ranks(
-        2, _example("torch_data_loader").train, harness.compiled(CASE, tmp_path), TEXT, 6
+        2, _example("torch_data_loader").train, harness.load_case(CASE, tmp_path), TEXT, 6
     )
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
@@ -39,7 +39,7 @@ def test_a_torch_data_loader_feeds_a_program(tmp_path: Path) -> None:
 def test_a_loop_goes_on_from_a_checkpoint_of_torch_on_another_mesh(tmp_path: Path) -> None:
     """By ZeRO on two ranks, then on one: the losses are those of steps without a stop."""
     cases = replace(CASE, microbatches=1, state="zero 3 over dp"), replace(CASE, dp=1)
-    programs = [harness.compiled(each, tmp_path / f"{each}") for each in cases]
+    programs = [harness.load_case(each, tmp_path / f"{each}") for each in cases]
     train = _example("own_loop").train
     begun = run_ranks(2, train, programs[0], tmp_path / "saved", 2, functional=True)[0]
     more = run_ranks(1, train, programs[1], tmp_path / "saved", 5, functional=True)[0]
@@ -51,7 +51,7 @@ def test_a_loop_goes_on_from_a_checkpoint_of_torch_on_another_mesh(tmp_path: Pat
 
 def test_a_trainer_has_callbacks_and_an_optimizer_of_its_own(tmp_path: Path) -> None:
     (first, stopped), (second, _) = run_ranks(
-        2, _trained, compiled(plan_text(CASE), tmp_path), functional=True
+        2, _trained, load_torch_program(plan_text(CASE), tmp_path), functional=True
     )
     assert first == second
     assert first[-1] < first[0]

@@ -45,12 +45,11 @@ TRIED = ("check plan.scale", "compile plan.scale")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(working_folder: Path) -> Path:
     """The working folder, with a plan whose function leaves a mark when it is imported."""
-    (tmp_path / "own.py").write_text(MODULE)
-    (tmp_path / "plan.scale").write_text(PLAN)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (working_folder / "own.py").write_text(MODULE)
+    (working_folder / "plan.scale").write_text(PLAN)
+    return working_folder
 
 
 @pytest.mark.parametrize("line", [*NEVER.values(), *UNTRIED])

@@ -32,12 +32,11 @@ QUOTED = [block for _, kind, block in BLOCKS if kind == "text"]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(working_folder: Path) -> Path:
     """A folder with the tutorial's plans, where commands run."""
     for folder in ("docs/tutorial", "plans"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        shutil.copytree(ROOT / folder, working_folder / folder)
+    return working_folder
 
 
 def test_there_are_ten_plans_in_order() -> None:

@@ -41,8 +41,8 @@ _RUNTIME = """
     SGD AdamW Batch Bucket Constant Cosine DataSet Experts FlatParamGroup FlatParams Folder Input
     Mesh Metrics ParamGroup Pipeline Plan Positions SmallerMesh StageInput Text Tokens TrainState
     Watch all_gather_ all_reduce_ compile_each normal ones position_ids read_hf_names
-    read_predictions read_schedule recompute recomputed reduce_grads_in_backward reduce_scatter_ regather reshard
-    rope_frequencies train unshard unshard_ahead weight zeros
+    read_predictions read_schedule recompute recomputed reduce_grads_in_backward reduce_scatter_
+    regather reshard rope_frequencies train unshard unshard_ahead weight zeros
 """.split()
 """The runtime's names besides ops and coercions."""
 

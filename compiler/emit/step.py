@@ -74,7 +74,7 @@ class Function:
         self.lines += to_lines(code, comment) if comment else [code]
 
     def all(self) -> list[str]:
-        """All lines, those of the groups first."""
+        """All lines, first the lines of groups."""
         groups = [f"{name} = {ranks.mesh_call()}" for ranks, name in self.groups.items()]
         if groups:
             groups.insert(0, "mesh = state.mesh")
@@ -432,7 +432,7 @@ class _Step:
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 
     def _seeds(self) -> list[str]:
-        """The gradients of the losses from which backward begins."""
+        """The gradients of the losses, where backward begins."""
         read = uses(self._program.backward)
         makers = dict[str, Op]()
         for op in self._program.region.body:

@@ -227,7 +227,7 @@ def _is_finite(count: int, norm: float, loss: float) -> bool:
 
 
 def _finite_line(program: Program, op: Op) -> Line:
-    """With a loss scale, a norm that is not finite is an overflow, by which the scale adapts."""
+    """With a loss scale, a norm that is not finite is an overflow: the scale adapts to it."""
     skip = Formula("{count} == 0", lambda count, norm, loss: count == 0)
     if program.train.precision != "fp16":
         return Line(

@@ -44,7 +44,7 @@ class Tape:
     _known: dict[int, Tensor] = field(factory=dict[int, Tensor], init=False)
 
     def make_leaf(self, x: Tensor) -> Tensor:
-        """The same numbers as a tensor of its own, of which gradients are wanted."""
+        """The same numbers as a tensor of its own, whose gradients are wanted."""
         leaf = Tensor(x.dims, x.array, x.degree)
         self._known[id(leaf)] = leaf
         return leaf

@@ -83,7 +83,7 @@ class Stream:
         return torch.cat(pieces)
 
     def marks(self, number: int) -> Marks | None:
-        """The marks of a window's tokens, if its files have any.  RunError if a file has changed."""
+        """The marks of a window, if its files have any.  RunError if a file has changed."""
         return None
 
     def place_of_window(self, number: int) -> str:
@@ -157,7 +157,7 @@ class Mixture:
         return stream.window(number)
 
     def marks(self, sample: int, seed: int) -> Marks | None:
-        """The marks of a sample's tokens, if its files have any.  RunError if a file has changed."""
+        """The marks of a sample, if its files have any.  RunError if a file has changed."""
         stream, number = self._window_of(sample, seed)
         return stream.marks(number)
 

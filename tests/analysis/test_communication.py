@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import scalec.plans
+from helpers.programs import make_program
 from scalec.compiler.analysis.collective import Collective
 from scalec.compiler.analysis.communication import collectives, parameter_count
-from scalec.compiler.ir import Program
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan
@@ -39,16 +39,12 @@ train {
 """
 
 
-def program(text: str = PLAN) -> Program:
-    return compile_plan(Source("tiny.scale", text))
-
-
 def row(it: Collective) -> tuple[object, ...]:
     return it.op, "*".join(it.axes), it.dtype, it.shape, it.count, it.line
 
 
 def rows(where: str) -> list[tuple[object, ...]]:
-    return [row(it) for it in collectives(program()) if it.where == where]
+    return [row(it) for it in collectives(make_program(PLAN)) if it.where == where]
 
 
 def test_forward() -> None:
@@ -83,21 +79,21 @@ def test_the_step_counts_tokens_sums_the_loss_and_reduces_each_bucket_once() -> 
 
 
 def test_sizes() -> None:
-    scatter = next(it for it in collectives(program()) if it.op == "reduce_scatter")
+    scatter = next(it for it in collectives(make_program(PLAN)) if it.op == "reduce_scatter")
     assert (scatter.elements, scatter.bytes, scatter.ranks) == (10 * 2 * 4, 10 * 2 * 4 * 2, 2)
-    norms = next(it for it in collectives(program()) if it.axes == ("dp", "tp"))
+    norms = next(it for it in collectives(make_program(PLAN)) if it.axes == ("dp", "tp"))
     assert (norms.elements, norms.bytes, norms.ranks) == (20, 80, 4)
 
 
 def test_one_maximum() -> None:
-    assert [it.line for it in collectives(program()) if it.maximum] == ["tiny.scale:8"]
+    assert [it.line for it in collectives(make_program(PLAN)) if it.maximum] == ["tiny.scale:8"]
 
 
 def test_inside_a_repeat_each_iteration_counts() -> None:
     tp_only = PLAN.replace("  seq   over tp\n", "").replace(
         "rmsnorm(x, scale[hidden], 1e-5)", "(x @ up[hidden -> vocab]) @ down[vocab -> hidden]"
     )
-    inside = [it for it in collectives(program(tp_only)) if it.line == "tiny.scale:6"]
+    inside = [it for it in collectives(make_program(tp_only)) if it.line == "tiny.scale:6"]
     assert [(it.op, it.count, it.where, it.loops) for it in inside] == [
         ("all_reduce", 3 * 5, "forward", ("microbatches", "layers")),
         ("all_reduce", 3 * 5, "backward", ("microbatches", "layers.1")),
@@ -110,7 +106,7 @@ def test_loops_over_one_dim_are_told_apart() -> None:
     before, after = PLAN.replace("  seq   over tp\n", "").split(
         "  repeat layers {\n    x = x + rmsnorm(x, scale[hidden], 1e-5)\n  }"
     )
-    found = collectives(program(f"{before}{repeats}{after}"))
+    found = collectives(make_program(f"{before}{repeats}{after}"))
     assert list(dict.fromkeys(loop for it in found for loop in it.loops)) == [
         "microbatches",
         "layers",
@@ -121,7 +117,7 @@ def test_loops_over_one_dim_are_told_apart() -> None:
 
 
 def test_one_rank_communicates_nothing() -> None:
-    assert collectives(program(PLAN.replace("dp = 2  tp = 2", "dp = 1  tp = 1"))) == ()
+    assert collectives(make_program(PLAN.replace("dp = 2  tp = 2", "dp = 1  tp = 1"))) == ()
 
 
 def test_a_program_without_a_step_has_no_account() -> None:
@@ -130,7 +126,7 @@ def test_a_program_without_a_step_has_no_account() -> None:
 
 
 def test_parameters_count_every_layer_once() -> None:
-    assert parameter_count(program()) == 2 * 6 * 4 + 5 * 4
+    assert parameter_count(make_program(PLAN)) == 2 * 6 * 4 + 5 * 4
 
 
 @pytest.mark.parametrize(

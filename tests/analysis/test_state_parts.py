@@ -12,18 +12,13 @@ from hypothesis import strategies as st
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import make_program
 from scalec.compiler.emit.model_classes import model_classes
 from scalec.compiler.ir import Program
-from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
 from scalec.tools.convert.state_parts import fault, get_written_parts, shape
 
 Parts = set[tuple[str, tuple[tuple[int, int], ...], int]]
-
-
-def _compiled(case: Case) -> Program:
-    return compile_plan(Source("tiny.scale", plan_text(case)))
 
 
 @st.composite
@@ -57,7 +52,7 @@ def _cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=8)
 @given(_cases())
 def test_each_element_is_written_once(case: Case) -> None:
-    program = _compiled(case)
+    program = make_program(plan_text(case))
     found = get_written_parts(program)
     assert {name for name, _ in found} == {param.name for param in program.params_and_buffers}
     for (name, _), parts in found.items():
@@ -96,10 +91,10 @@ CASES = [
     ids=str,
 )
 def test_ranks_write_these_parts(case: Case, tmp_path: Any) -> None:
-    module = harness.compiled(case, tmp_path)
+    module = harness.load_case(case, tmp_path)
     of_ranks = run_ranks(case.ranks, _own, module)
     ours = {(key, extent, rank) for rank, own in enumerate(of_ranks) for key, extent in own}
-    assert _named(_compiled(case)) == ours
+    assert _named(make_program(plan_text(case))) == ours
 
 
 def _own(module: ModuleType) -> list[tuple[str, tuple[tuple[int, int], ...]]]:

@@ -4,12 +4,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from helpers.commands import CommandLine
 from scalec.compiler import cli, frontend
 from scalec.compiler.cli.arguments import WISHES
 from scalec.compiler.cli.commands import COMMANDS, Entry
@@ -36,53 +37,33 @@ train {
 
 MACHINES = "cluster { gpus_per_node = 2  nodes = 2 }\n"
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.scale").write_text(PLAN)
-    return tmp_path
-
-
-@pytest.fixture
-def scalec(capsys: pytest.CaptureFixture[str]) -> Run:
-    """`scalec(*words)` runs the command line: its exit status, standard output and standard
-    error.
-    """
-
-    def run(*words: str) -> tuple[int, str, str]:
-        try:
-            status = cli.main(words)
-        except SystemExit as end:  # as argparse ends
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+def folder(working_folder: Path) -> Path:
+    (working_folder / "tiny.scale").write_text(PLAN)
+    return working_folder
 
 
 # ---- check
 
 
-def test_check(scalec: Run) -> None:
-    assert scalec("check", "tiny.scale") == (
+def test_check(run_scalec: CommandLine) -> None:
+    assert run_scalec("check", "tiny.scale") == (
         0,
         "ok  tiny: 64 parameters on 4 ranks, dp 2 x tp 2, 128 tokens a step\n",
         "",
     )
 
 
-def test_one_rank(scalec: Run) -> None:
+def test_one_rank(run_scalec: CommandLine) -> None:
     Path("tiny.scale").write_text(PLAN.replace("dp = 2  tp = 2", "dp = 1  tp = 1"))
     assert (
-        scalec("check", "tiny.scale")[1]
+        run_scalec("check", "tiny.scale")[1]
         == "ok  tiny: 64 parameters on one rank, 128 tokens a step\n"
     )
 
 
-def test_an_axis_that_was_factored(scalec: Run) -> None:
+def test_an_axis_that_was_factored(run_scalec: CommandLine) -> None:
     x = """x = attention(x @ wq[hidden -> heads, head_dim], x @ wk[hidden -> kv_heads, head_dim],
                 x @ wv[hidden -> kv_heads, head_dim], mask=causal) @ wo[heads, head_dim -> hidden]
   loss"""
@@ -92,7 +73,7 @@ def test_an_axis_that_was_factored(scalec: Run) -> None:
     Path("tiny.scale").write_text(
         plan.replace("loss", x, 1).replace("vocab over", "vocab, heads, kv_heads over")
     )
-    _, out, _ = scalec("compile", "tiny.scale")
+    _, out, _ = run_scalec("compile", "tiny.scale")
     assert out.startswith("tiny: 320 parameters on 8 ranks, dp 2 x tp 4 (tp_0 2 x tp_1 2)\n")
     rows = [
         re.split("  +", line)[:3] for line in out.splitlines() if line.startswith("all_reduce ")
@@ -106,10 +87,10 @@ def test_an_axis_that_was_factored(scalec: Run) -> None:
     ]
 
 
-def test_diagnostics_of_a_wrong_plan(scalec: Run) -> None:
+def test_diagnostics_of_a_wrong_plan(run_scalec: CommandLine) -> None:
     Path("tiny.scale").write_text(PLAN.replace("batch over dp", "batsh over dp"))
     for command in ("check", "compile", "run", "ir"):
-        status, out, err = scalec(command, "tiny.scale")
+        status, out, err = run_scalec(command, "tiny.scale")
         assert (status, out) == (1, "")
         assert err.startswith("error[E0503]: there is no dim `batsh`")
         assert "--> tiny.scale:9" in err
@@ -118,18 +99,18 @@ def test_diagnostics_of_a_wrong_plan(scalec: Run) -> None:
 
 
 def test_diagnostics_are_coloured_on_a_terminal(
-    scalec: Run, monkeypatch: pytest.MonkeyPatch
+    run_scalec: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert scalec("check", "missing.scale")[2].startswith("\x1b[1;31merror[E0101]")
+    assert run_scalec("check", "missing.scale")[2].startswith("\x1b[1;31merror[E0101]")
 
 
 # ---- compile
 
 
-def test_compile(scalec: Run) -> None:
-    status, out, err = scalec("compile", "tiny.scale")
+def test_compile(run_scalec: CommandLine) -> None:
+    status, out, err = run_scalec("compile", "tiny.scale")
     assert (status, err) == (0, "")
     assert re.sub(r"error below 2\^-\d+", "error below 2^-…", out) == (
         "tiny: 64 parameters on 4 ranks, dp 2 x tp 2\n"
@@ -155,32 +136,32 @@ def test_compile(scalec: Run) -> None:
     ]
 
 
-def test_a_second_compile_replaces_the_first(scalec: Run) -> None:
-    assert scalec("compile", "tiny.scale", "-o", "x")[0] == 0
+def test_a_second_compile_replaces_the_first(run_scalec: CommandLine) -> None:
+    assert run_scalec("compile", "tiny.scale", "-o", "x")[0] == 0
     before = Path("x/train.py").read_text()
     Path("tiny.scale").write_text(PLAN.replace("hidden = 4", "hidden = 8"))
-    assert scalec("compile", "tiny.scale", "-o", "x")[0] == 0
+    assert run_scalec("compile", "tiny.scale", "-o", "x")[0] == 0
     assert Path("x/train.py").read_text() != before
 
 
-def test_what_is_written_says_who_wrote_it(scalec: Run) -> None:
-    scalec("compile", "tiny.scale")
+def test_what_is_written_says_who_wrote_it(run_scalec: CommandLine) -> None:
+    run_scalec("compile", "tiny.scale")
     assert (
         json.loads(Path("out/tiny/plan.json").read_text())["written_by"]
         == f"scalec {version('scalec')}"
     )
 
 
-def test_a_path_with_a_space_is_quoted(scalec: Run) -> None:
+def test_a_path_with_a_space_is_quoted(run_scalec: CommandLine) -> None:
     assert (
         "torchrun --standalone --nproc-per-node=4 'my out/train.py'"
-        in scalec("compile", "tiny.scale", "-o", "my out")[1]
+        in run_scalec("compile", "tiny.scale", "-o", "my out")[1]
     )
 
 
-def test_several_machines(scalec: Run) -> None:
+def test_several_machines(run_scalec: CommandLine) -> None:
     Path("tiny.scale").write_text(MACHINES + PLAN)
-    _, out, _ = scalec("compile", "tiny.scale")
+    _, out, _ = run_scalec("compile", "tiny.scale")
     line = (
         "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
         " --rdzv-endpoint=$HEAD:29500 out/tiny/train.py"
@@ -191,9 +172,9 @@ def test_several_machines(scalec: Run) -> None:
     )
 
 
-def test_output_that_scalec_did_not_write_is_refused(scalec: Run) -> None:
+def test_output_that_scalec_did_not_write_is_refused(run_scalec: CommandLine) -> None:
     Path("train.py").write_text("mine")
-    status, out, err = scalec("compile", "tiny.scale", "-o", ".")
+    status, out, err = run_scalec("compile", "tiny.scale", "-o", ".")
     assert (status, out) == (2, "")
     assert (
         err == "error: `train.py` was not written by scalec: move it away, or choose another folder"
@@ -213,8 +194,8 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     return commands
 
 
-def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
-    status, out, _ = scalec("run", "tiny.scale", "-o", "x", "--", "--steps", "3", "--", "y")
+def test_run(run_scalec: CommandLine, executed: list[Sequence[str]]) -> None:
+    status, out, _ = run_scalec("run", "tiny.scale", "-o", "x", "--", "--steps", "3", "--", "y")
     assert status == 0
     torchrun = [
         sys.executable,
@@ -241,10 +222,14 @@ def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
     ],
 )
 def test_run_goes_on_with_a_compiled_program(
-    words: str, restarts: list[str], arguments: str, scalec: Run, executed: list[Sequence[str]]
+    words: str,
+    restarts: list[str],
+    arguments: str,
+    run_scalec: CommandLine,
+    executed: list[Sequence[str]],
 ) -> None:
-    scalec("compile", "tiny.scale", "-o", "x")
-    status, out, _ = scalec("run", "x/train.py", *words.split())
+    run_scalec("compile", "tiny.scale", "-o", "x")
+    status, out, _ = run_scalec("run", "x/train.py", *words.split())
     assert (status, out) == (
         0,
         "starting 4 processes: Python and torch take some seconds to load\n",
@@ -271,10 +256,10 @@ def test_run_goes_on_with_a_compiled_program(
     ],
 )
 def test_run_that_cannot_be(
-    words: str, error: str, scalec: Run, executed: list[Sequence[str]]
+    words: str, error: str, run_scalec: CommandLine, executed: list[Sequence[str]]
 ) -> None:
     Path("y.py").touch()
-    status, _, err = scalec("run", *words.split())
+    status, _, err = run_scalec("run", *words.split())
     assert (status, executed) == (2, [])
     assert err == f"error: {error}\n"
 
@@ -296,18 +281,21 @@ def test_the_help_of_a_program_is_shown_once(
 
 @pytest.mark.parametrize("words", ["--log-to wandb", "--steps 3 --log-to tensorboard wandb --lr 1"])
 def test_a_package_that_a_run_needs_is_missed_before_it_compiles(
-    words: str, scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+    words: str,
+    run_scalec: CommandLine,
+    executed: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name != "wandb" else None)  # type: ignore[misc]
-    status, out, err = scalec("run", "tiny.scale", "--", *words.split())
+    status, out, err = run_scalec("run", "tiny.scale", "--", *words.split())
     assert (status, out, executed) == (2, "", [])
     assert err == "error: --log-to wandb needs the package wandb: pip install 'scalec[wandb]'\n"
     assert not Path("out").exists()
 
 
-def test_run_on_several_machines(scalec: Run, executed: list[Sequence[str]]) -> None:
+def test_run_on_several_machines(run_scalec: CommandLine, executed: list[Sequence[str]]) -> None:
     Path("tiny.scale").write_text(MACHINES + PLAN)
-    status, _, err = scalec("run", "tiny.scale")
+    status, _, err = run_scalec("run", "tiny.scale")
     assert (status, executed) == (2, [])
     job = "`scalec launch slurm tiny.scale` writes the job for Slurm (`k8s` for Kubernetes)"
     each = "`scalec compile` prints the torchrun command for each node"
@@ -315,10 +303,10 @@ def test_run_on_several_machines(scalec: Run, executed: list[Sequence[str]]) -> 
 
 
 def test_run_without_torch(
-    scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+    run_scalec: CommandLine, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # type: ignore[misc]
-    status, _, err = scalec("run", "tiny.scale")
+    status, _, err = run_scalec("run", "tiny.scale")
     assert (status, executed) == (2, [])
     assert err.startswith("error: torch is not installed")
 
@@ -327,19 +315,20 @@ def test_run_without_torch(
 
 
 @pytest.mark.parametrize("stage", PASS_NAMES)
-def test_ir_after_each_pass_reads_back(scalec: Run, stage: str) -> None:
-    status, out, err = scalec("ir", "tiny.scale", "--after", stage)
+def test_ir_after_each_pass_reads_back(run_scalec: CommandLine, stage: str) -> None:
+    status, out, err = run_scalec("ir", "tiny.scale", "--after", stage)
     assert (status, err) == (0, "")
     assert f"\nprogram tiny after {stage}\n" in out
     Path("tiny.ir").write_text(out)
-    assert scalec("ir", "tiny.ir", "--after", stage)[1] == out
-    assert scalec("ir", "tiny.ir")[1] == scalec("ir", "tiny.scale")[1]
+    assert run_scalec("ir", "tiny.ir", "--after", stage)[1] == out
+    assert run_scalec("ir", "tiny.ir")[1] == run_scalec("ir", "tiny.scale")[1]
 
 
-def test_ir_compiles_in_place_of_the_plan(scalec: Run) -> None:
-    Path("tiny.ir").write_text(scalec("ir", "tiny.scale", "--after", "propagate")[1])
+def test_ir_compiles_in_place_of_the_plan(run_scalec: CommandLine) -> None:
+    Path("tiny.ir").write_text(run_scalec("ir", "tiny.scale", "--after", "propagate")[1])
     assert (
-        scalec("compile", "tiny.ir", "-o", "x")[1] == scalec("compile", "tiny.scale", "-o", "x")[1]
+        run_scalec("compile", "tiny.ir", "-o", "x")[1]
+        == run_scalec("compile", "tiny.scale", "-o", "x")[1]
     )
 
 
@@ -355,34 +344,34 @@ MANY_ROWS = {  # 16 ranks of 4 stages, 64 microbatches
 }
 
 
-def test_ir_with_long_rows_takes_the_place_of_a_plan(scalec: Run) -> None:
+def test_ir_with_long_rows_takes_the_place_of_a_plan(run_scalec: CommandLine) -> None:
     text = PLAN
     for old, new in MANY_ROWS.items():
         assert old in text
         text = text.replace(old, new)
     Path("long.scale").write_text(text)
-    Path("long.ir").write_text(scalec("ir", "long.scale")[1])
+    Path("long.ir").write_text(run_scalec("ir", "long.scale")[1])
     assert Path("long.ir").stat().st_size > 3 * MAX_BYTES
-    assert scalec("ir", "long.ir") == (0, Path("long.ir").read_text(), "")
-    assert scalec("verify", "long.ir")[0] == 0
-    assert scalec("schedule", "long.ir") == scalec("schedule", "long.scale")
+    assert run_scalec("ir", "long.ir") == (0, Path("long.ir").read_text(), "")
+    assert run_scalec("verify", "long.ir")[0] == 0
+    assert run_scalec("schedule", "long.ir") == run_scalec("schedule", "long.scale")
 
 
-def test_a_plan_is_no_longer_than_it_may_be(scalec: Run) -> None:
+def test_a_plan_is_no_longer_than_it_may_be(run_scalec: CommandLine) -> None:
     Path("long.scale").write_text(PLAN + "#" * MAX_BYTES)
-    status, _, err = scalec("check", "long.scale")
+    status, _, err = run_scalec("check", "long.scale")
     assert (status, err.splitlines()[0]) == (1, "error[E0102]: `long.scale` is larger than 64 KiB")
 
 
-def test_ir_does_not_go_back(scalec: Run) -> None:
-    Path("tiny.ir").write_text(scalec("ir", "tiny.scale", "--after", "propagate")[1])
-    status, out, err = scalec("ir", "tiny.ir", "--after", "validate")
+def test_ir_does_not_go_back(run_scalec: CommandLine) -> None:
+    Path("tiny.ir").write_text(run_scalec("ir", "tiny.scale", "--after", "propagate")[1])
+    status, out, err = run_scalec("ir", "tiny.ir", "--after", "validate")
     assert (status, out) == (2, "")
     assert err == "error: `tiny.ir` is IR from after `propagate`, which comes after `validate`\n"
 
 
-def test_an_unknown_pass_lists_the_passes(scalec: Run) -> None:
-    status, _, err = scalec("ir", "tiny.scale", "--after", "magic")
+def test_an_unknown_pass_lists_the_passes(run_scalec: CommandLine) -> None:
+    status, _, err = run_scalec("ir", "tiny.scale", "--after", "magic")
     assert status == 2
     assert err.startswith("error: unknown pass `magic`; passes, in order: `resolve`, `validate`, ")
 
@@ -398,11 +387,13 @@ def test_an_unknown_pass_lists_the_passes(scalec: Run) -> None:
         ),
     ],
 )
-def test_ir_edited_to_something_illegal(scalec: Run, old: str, new: str, note: str) -> None:
-    text = scalec("ir", "tiny.scale", "--after", "propagate")[1]
+def test_ir_edited_to_something_illegal(
+    run_scalec: CommandLine, old: str, new: str, note: str
+) -> None:
+    text = run_scalec("ir", "tiny.scale", "--after", "propagate")[1]
     assert old in text
     Path("tiny.ir").write_text(text.replace(old, new))
-    status, _, err = scalec("check", "tiny.ir")
+    status, _, err = run_scalec("check", "tiny.ir")
     assert status == 1
     assert err.startswith("error[E0190]: this IR is not legal")
     assert note in err
@@ -411,14 +402,14 @@ def test_ir_edited_to_something_illegal(scalec: Run, old: str, new: str, note: s
 # ---- the rest
 
 
-def test_version(scalec: Run) -> None:
-    assert scalec("--version") == (0, f"scalec {version('scalec')}\n", "")
+def test_version(run_scalec: CommandLine) -> None:
+    assert run_scalec("--version") == (0, f"scalec {version('scalec')}\n", "")
 
 
-def test_help_and_version_are_words_too(scalec: Run) -> None:
-    assert scalec("version") == scalec("--version")
-    assert scalec("help") == scalec("--help")
-    assert scalec("help", "run") == scalec("run", "--help")
+def test_help_and_version_are_words_too(run_scalec: CommandLine) -> None:
+    assert run_scalec("version") == run_scalec("--version")
+    assert run_scalec("help") == run_scalec("--help")
+    assert run_scalec("help", "run") == run_scalec("run", "--help")
 
 
 def test_the_commands_that_helps_name_exist() -> None:
@@ -429,8 +420,8 @@ def test_the_commands_that_helps_name_exist() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_help_shows_an_example(scalec: Run, command: Entry) -> None:
-    status, out, _ = scalec(command.name, "--help")
+def test_help_shows_an_example(run_scalec: CommandLine, command: Entry) -> None:
+    status, out, _ = run_scalec(command.name, "--help")
     assert status == 0
     assert f"example:\n  scalec {command.name}" in out
 
@@ -478,19 +469,19 @@ def test_help_shows_an_example(scalec: Run, command: Entry) -> None:
         (["run", "tiny.scale", "other.scale"], "error: unrecognized arguments: other.scale\n"),
     ],
 )
-def test_usage(scalec: Run, words: list[str], said: str) -> None:
-    status, out, err = scalec(*words)
+def test_usage(run_scalec: CommandLine, words: list[str], said: str) -> None:
+    status, out, err = run_scalec(*words)
     assert (status, out) == (2, "")
     assert said in err
 
 
-def test_dump(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dump(run_scalec: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEC_DUMP", "propagate")
-    _, _, err = scalec("check", "tiny.scale")
+    _, _, err = run_scalec("check", "tiny.scale")
     assert err.startswith("# after propagate\n")
     assert err.count("# after ") == 1
     monkeypatch.setenv("SCALEC_DUMP", "all")
-    _, _, err = scalec("check", "tiny.scale")
+    _, _, err = run_scalec("check", "tiny.scale")
     assert [
         line.removeprefix("# after ") for line in err.splitlines() if line.startswith("# after ")
     ] == [*PASS_NAMES]
@@ -501,10 +492,10 @@ def test_dump(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     [("passes.flatten_sums", "uses"), ("tuning.decisions.choose_bucket", "fuse_buckets")],
 )
 def test_a_bug_names_the_pass(
-    module: str, attribute: str, scalec: Run, monkeypatch: pytest.MonkeyPatch
+    module: str, attribute: str, run_scalec: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[f"scalec.compiler.{module}"], attribute, None)
-    status, out, err = scalec("check", "tiny.scale")
+    status, out, err = run_scalec("check", "tiny.scale")
     assert (status, out) == (70, "")
     assert err.startswith("Traceback")
     name = module.rpartition(".")[2]
@@ -512,17 +503,19 @@ def test_a_bug_names_the_pass(
     assert err.splitlines()[-1].startswith(last)
 
 
-def test_a_bug_elsewhere_names_the_module(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_elsewhere_names_the_module(
+    run_scalec: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(frontend, "resolve", lambda source, further: 1 / 0)  # type: ignore[misc]
-    status, _, err = scalec("check", "tiny.scale")
+    status, _, err = run_scalec("check", "tiny.scale")
     assert status == 70
     last = "this is a bug in scalec, in module `cli.compile`: ZeroDivisionError: division by zero"
     assert err.splitlines()[-1] == last
 
 
-def test_an_interruption_is_quiet(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_is_quiet(run_scalec: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(source: object, further: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(frontend, "resolve", interrupt)
-    assert scalec("check", "tiny.scale") == (130, "", "")
+    assert run_scalec("check", "tiny.scale") == (130, "", "")

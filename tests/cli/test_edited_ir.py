@@ -8,6 +8,9 @@ import pytest
 
 from scalec.compiler import cli
 
+pytestmark = pytest.mark.usefixtures("working_folder")
+
+
 PLAN = """use "scalec:models/llama.scale" {
   dims { vocab = 16  hidden = 8  heads = 4  kv_heads = 2  ffn = 12  layers = 2 }
 }
@@ -28,12 +31,6 @@ COMMANDS = [("check",), ("compile", "-o", "out"), ("explain", "memory"), ("verif
 WORD = re.compile(r'[A-Za-z_][\w.]*|\d+(?:\.\d+)?(?:e[+-]?\d+)?|"[^"]*"')
 ANYTHING = re.compile(rf"{WORD.pattern}|[^\w\s]")
 NUMBERS = ["0", "1", "3", "17", "1.5", "99999999999999"]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def kind(word: str) -> str:

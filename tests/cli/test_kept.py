@@ -45,11 +45,10 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def folder(working_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(working_folder / "cache"))
     monkeypatch.delenv(kept.NO_CACHE)
-    return tmp_path
+    return working_folder
 
 
 @pytest.fixture

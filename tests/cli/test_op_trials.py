@@ -52,7 +52,7 @@ CALLS_SLOPES = PLAN.replace("attention(q, q, q", "attention(slopes(q, heads), q,
 WITHOUT_SLOPES = PLAN.replace(PLAN[: PLAN.index("op tripled")], "\n")
 
 
-def written(folder: Path, plan: str, module: str = MODULE) -> Path:
+def write_plan(folder: Path, plan: str, module: str = MODULE) -> Path:
     """A plan in a folder, its module beside it."""
     (folder / "own.py").write_text(module)
     path = folder / "own.scale"
@@ -82,7 +82,7 @@ def test_a_function_that_counts_a_ranks_heads_is_refused(
     first.
     """
     monkeypatch.setattr(run, "torchrun", lambda *words: pytest.fail("the plan was started"))
-    plan, out = written(tmp_path, CALLS_SLOPES), tmp_path / "out"
+    plan, out = write_plan(tmp_path, CALLS_SLOPES), tmp_path / "out"
     options = [] if command == "check" else ["-o", str(out)]
     assert main([command, str(plan), *options]) == 1
     said = capsys.readouterr().err
@@ -95,7 +95,7 @@ def test_a_function_that_counts_a_ranks_heads_is_refused(
 def test_the_certificate_says_what_was_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, out = written(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
+    plan, out = write_plan(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
     assert main(["compile", str(plan), "-o", str(out)]) == 0
     said = capsys.readouterr().out
     assert "\nverified: the step is " in said
@@ -115,7 +115,7 @@ def test_the_certificate_says_what_was_tried(
 def test_a_module_that_was_changed_is_not_run_by_a_recheck(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, out = written(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
+    plan, out = write_plan(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
     assert main(["compile", str(plan), "-o", str(out)]) == 0
     mark = tmp_path / "was_run"
     module = out / "own.py"
@@ -138,7 +138,7 @@ NOT_TRIED = [  # options, what replaces the module, and the reason
 def test_what_was_not_tried_is_named(
     options: list[str], module: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, out = written(tmp_path, WITHOUT_SLOPES, module), tmp_path / "out"
+    plan, out = write_plan(tmp_path, WITHOUT_SLOPES, module), tmp_path / "out"
     assert main(["check", str(plan), *options]) == 0
     said = capsys.readouterr().out
     assert said.startswith("ok, but for own:tripled  tiny: ")
@@ -158,7 +158,7 @@ def test_without_torch_functions_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(op_trials, "find_spec", lambda name: None)
-    assert main(["check", str(written(tmp_path, WITHOUT_SLOPES))]) == 0
+    assert main(["check", str(write_plan(tmp_path, WITHOUT_SLOPES))]) == 0
     said = capsys.readouterr().out
     assert said.startswith("ok, but for own:tripled  tiny: ")
     assert "not tried: own:tripled, since torch is not installed" in said
@@ -168,7 +168,7 @@ def test_where_torch_does_not_work_functions_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(op_trials, "PROGRAM", "no_such_module")
-    assert main(["check", str(written(tmp_path, WITHOUT_SLOPES))]) == 0
+    assert main(["check", str(write_plan(tmp_path, WITHOUT_SLOPES))]) == 0
     assert "not tried: own:tripled, since torch cannot be imported" in capsys.readouterr().out
 
 
@@ -185,7 +185,7 @@ def test_a_function_with_several_mistakes_is_told_once_at_its_own_line(
     )
     calls = calls.replace("heads = 4", "heads = 4  groups = 4").replace("loss", other_dims, 1)
     ops = f"{whole} deterministic\n{first} deterministic\n"
-    plan = written(tmp_path, f"{ops}{calls}".replace("shard { vocab, heads", "shard { vocab"))
+    plan = write_plan(tmp_path, f"{ops}{calls}".replace("shard { vocab, heads", "shard { vocab"))
     assert main(["check", str(plan)]) == 1
     said = capsys.readouterr().err
     assert said.count("error[") == 1
@@ -195,7 +195,7 @@ def test_a_function_with_several_mistakes_is_told_once_at_its_own_line(
 def test_programs_of_torch_alone_are_tried_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, out = written(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
+    plan, out = write_plan(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
     words = ["compile", str(plan), "-o", str(out), "--target", "dtensor"]
     assert main(words) == 0
     assert "\ntried: own:tripled, on random numbers\n" in capsys.readouterr().out
@@ -203,12 +203,12 @@ def test_programs_of_torch_alone_are_tried_too(
     assert main(["verify", "--recheck", str(out)]) == 0
     assert main([*words, "--no-try"]) == 0
     assert "\nVerified, but for own:tripled." in (out / "train.py").read_text()
-    refused = written(tmp_path, CALLS_SLOPES)
+    refused = write_plan(tmp_path, CALLS_SLOPES)
     assert main(["compile", str(refused), "-o", str(out), "--target", "dtensor"]) == 1
 
 
 def test_ir_text_is_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan, ir = written(tmp_path, CALLS_SLOPES), tmp_path / "own.ir"
+    plan, ir = write_plan(tmp_path, CALLS_SLOPES), tmp_path / "own.ir"
     assert main(["ir", str(plan), "--after", "resolve"]) == 0
     ir.write_text(capsys.readouterr().out)
     assert main(["check", str(ir)]) == 1
@@ -223,7 +223,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     mark = tmp_path / "later"
     command = f"sleep 3; touch {mark}"
     module = f"import subprocess\nsubprocess.Popen(['sh', '-c', {command!r}])\n{MODULE}"
-    plan = written(tmp_path, WITHOUT_SLOPES, module)
+    plan = write_plan(tmp_path, WITHOUT_SLOPES, module)
     trials = Trials("", None)
     assert try_functions(trials, plan).untried == {}
     trials.end()
@@ -237,5 +237,5 @@ def test_a_plan_without_ops_starts_no_process(
 ) -> None:
     monkeypatch.setattr(op_trials, "TrialProcess", lambda: pytest.fail("a process was started"))
     without_ops = WITHOUT_SLOPES[WITHOUT_SLOPES.index("model") :]
-    plan = written(tmp_path, without_ops.replace("tripled(", "2 * ("))
+    plan = write_plan(tmp_path, without_ops.replace("tripled(", "2 * ("))
     assert main(["check", str(plan)]) == 0

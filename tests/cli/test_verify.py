@@ -2,12 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from scalec.compiler import cli
+from helpers.commands import CommandLine
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,33 +25,16 @@ train {{
 }}
 """
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ROOT.name).symlink_to(ROOT)
-    (tmp_path / "tiny.scale").write_text(PLAN)
-    return tmp_path
+def folder(working_folder: Path) -> Path:
+    (working_folder / ROOT.name).symlink_to(ROOT)
+    (working_folder / "tiny.scale").write_text(PLAN)
+    return working_folder
 
 
-@pytest.fixture
-def scalec(capsys: pytest.CaptureFixture[str]) -> Run:
-    """`scalec(*words)` runs the command line: its exit status, standard output and standard
-    error.
-    """
-
-    def run(*words: str) -> tuple[int, str, str]:
-        status = cli.main(words)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
-
-
-def test_a_plan_is_equal(scalec: Run) -> None:
-    status, out, err = scalec("verify", "tiny.scale")
+def test_a_plan_is_equal(run_scalec: CommandLine) -> None:
+    status, out, err = run_scalec("verify", "tiny.scale")
     assert (status, err) == (0, "")
     assert re.sub(r"\d+ trials, error below 2\^-\d+", "…", re.sub(r"\d+\.\d+ s", "… s", out)) == (
         "equal  llama: 1,256 parameters on 4 ranks, dp 2 x tp 2\n"
@@ -67,7 +49,7 @@ def test_a_plan_is_equal(scalec: Run) -> None:
     )
 
 
-def test_one_of_a_thing_is_named_as_one(scalec: Run) -> None:
+def test_one_of_a_thing_is_named_as_one(run_scalec: CommandLine) -> None:
     model = """model one(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 8  classes = 8 }
   init ~ normal(0.02)
@@ -75,9 +57,9 @@ def test_one_of_a_thing_is_named_as_one(scalec: Run) -> None:
 }
 """
     Path("one.scale").write_text(model + PLAN[PLAN.index("train {") :])
-    out = scalec("verify", "one.scale")[1]
+    out = run_scalec("verify", "one.scale")[1]
     assert "loss, gradient norm, count of labels, 1 gradient and 1 updated parameter\n" in out
-    assert "1 gradient and 1 update equal on one rank" in scalec("compile", "one.scale")[1]
+    assert "1 gradient and 1 update equal on one rank" in run_scalec("compile", "one.scale")[1]
 
 
 # ---- IR text edited by hand
@@ -88,14 +70,14 @@ def coercions(text: str) -> list[int]:
     return [i for i, line in enumerate(text.splitlines()) if " = coerce(" in line]
 
 
-def test_without_any_one_coercion_the_ir_is_refused(scalec: Run) -> None:
-    text = scalec("ir", "tiny.scale")[1]
+def test_without_any_one_coercion_the_ir_is_refused(run_scalec: CommandLine) -> None:
+    text = run_scalec("ir", "tiny.scale")[1]
     lines = text.splitlines()
     assert len(coercions(text)) > 30
     for at in coercions(text):
         Path("edited.ir").write_text("\n".join(lines[:at] + lines[at + 1 :]) + "\n")
         for command in ("verify", "compile"):
-            status, out, err = scalec(command, "edited.ir")
+            status, out, err = run_scalec(command, "edited.ir")
             assert (status, out) == (1, ""), lines[at]
             assert err.startswith("error[E0190]")
     assert not Path("out").exists()
@@ -103,13 +85,15 @@ def test_without_any_one_coercion_the_ir_is_refused(scalec: Run) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("stage", ["insert_collectives", "differentiate", "place_state"])
-def test_without_any_one_coercion_earlier_ir_is_refused(scalec: Run, stage: str) -> None:
-    text = scalec("ir", "tiny.scale", "--after", stage)[1]
+def test_without_any_one_coercion_earlier_ir_is_refused(
+    run_scalec: CommandLine, stage: str
+) -> None:
+    text = run_scalec("ir", "tiny.scale", "--after", stage)[1]
     lines = text.splitlines()
     assert coercions(text)
     for at in coercions(text):
         Path("edited.ir").write_text("\n".join(lines[:at] + lines[at + 1 :]) + "\n")
-        assert scalec("verify", "edited.ir")[0] == 1
+        assert run_scalec("verify", "edited.ir")[0] == 1
 
 
 @pytest.mark.sample(2)
@@ -132,12 +116,14 @@ def test_without_any_one_coercion_earlier_ir_is_refused(scalec: Run, stage: str)
         ),
     ],
 )
-def test_ir_that_is_legal_and_wrong(scalec: Run, old: str, new: str, code: str, said: str) -> None:
-    text = scalec("ir", "tiny.scale")[1]
+def test_ir_that_is_legal_and_wrong(
+    run_scalec: CommandLine, old: str, new: str, code: str, said: str
+) -> None:
+    text = run_scalec("ir", "tiny.scale")[1]
     assert old in text
     Path("edited.ir").write_text(text.replace(old, new, 1))
     for command in ("verify", "compile"):
-        status, _, err = scalec(command, "edited.ir")
+        status, _, err = run_scalec(command, "edited.ir")
         assert status == 1
         assert err.startswith(f"error[{code}]")
         assert said in err
@@ -157,7 +143,7 @@ def test_ir_that_is_legal_and_wrong(scalec: Run, old: str, new: str, code: str, 
         PLAN.replace("seq = 16", "precision = bf16  gathered = regather  seq = 16"),
     ],
 )
-def test_two_plans_make_the_same_update(scalec: Run, other: str) -> None:
+def test_two_plans_make_the_same_update(run_scalec: CommandLine, other: str) -> None:
     other = (
         other.replace("batch over dp\n  vocab, heads, kv_heads, ffn over tp", "")
         if "dp = 1" in other
@@ -166,7 +152,7 @@ def test_two_plans_make_the_same_update(scalec: Run, other: str) -> None:
     Path("other.scale").write_text(
         other.replace("batch over dp", "") if "tp = 4" in other else other
     )
-    status, out, err = scalec("verify", "tiny.scale", "other.scale")
+    status, out, err = run_scalec("verify", "tiny.scale", "other.scale")
     assert (status, err) == (0, "")
     assert out.startswith("equal  tiny.scale and other.scale make the same update\n\n")
 
@@ -185,16 +171,18 @@ def test_two_plans_make_the_same_update(scalec: Run, other: str) -> None:
         ("dp = 2  tp = 2", "tp = 2  dp = 2", "no setting of `train`, nor how parameters begin"),
     ],
 )
-def test_what_two_plans_of_one_update_differ_in(scalec: Run, old: str, new: str, said: str) -> None:
+def test_what_two_plans_of_one_update_differ_in(
+    run_scalec: CommandLine, old: str, new: str, said: str
+) -> None:
     Path("cosine.scale").write_text(PLAN.replace("clip = 1.0", "schedule = cosine(warmup=1)"))
     Path("other.scale").write_text(Path("cosine.scale").read_text().replace(old, new))
-    status, out, err = scalec("verify", "cosine.scale", "other.scale")
+    status, out, err = run_scalec("verify", "cosine.scale", "other.scale")
     assert (status, err) == (0, "")
     assert " the number of steps, over which a cosine falls;" in out
     assert out.endswith(f"differing     {said}\n")
 
 
-def test_two_plans_whose_parameters_begin_otherwise(scalec: Run) -> None:
+def test_two_plans_whose_parameters_begin_otherwise(run_scalec: CommandLine) -> None:
     model = (ROOT / "plans/models/llama.scale").read_text()
     Path("mine.scale").write_text(model.replace("init ~ normal(0.02)", "init ~ normal(0.5)"))
     Path("other.scale").write_text(
@@ -202,7 +190,7 @@ def test_two_plans_whose_parameters_begin_otherwise(scalec: Run) -> None:
     )
     assert (
         "`wte` begins normal(0.02) and normal(0.5);"
-        in scalec("verify", "tiny.scale", "other.scale")[1]
+        in run_scalec("verify", "tiny.scale", "other.scale")[1]
     )
 
 
@@ -221,18 +209,20 @@ KINDS = [
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.strip() or "plain")
-def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> None:
+def test_a_plan_and_its_own_ir_make_the_same_update(run_scalec: CommandLine, kind: str) -> None:
     plan = (
         PLAN.replace("seq = 16", f"{kind}  seq = 16") if "=" in kind and "{" not in kind else PLAN
     )
     if kind.startswith("mesh"):
         plan = f"{PLAN[: PLAN.index('mesh')]}{kind}{PLAN[PLAN.index('train {') :]}"
     Path("kind.scale").write_text(plan if "{ zero" not in kind else plan + kind)
-    Path("kind.ir").write_text(scalec("ir", "kind.scale")[1])
+    Path("kind.ir").write_text(run_scalec("ir", "kind.scale")[1])
     for pair in (("kind.scale", "kind.ir"), ("kind.ir", "kind.scale"), ("tiny.scale", "kind.ir")):
-        assert scalec("verify", *pair)[0] == 0
+        assert run_scalec("verify", *pair)[0] == 0
     Path("other.ir").write_text(Path("kind.ir").read_text().replace("  lr = 0.1", "  lr = 0.2"))
-    assert "the plans first differ at the update" in scalec("verify", "kind.scale", "other.ir")[2]
+    assert (
+        "the plans first differ at the update" in run_scalec("verify", "kind.scale", "other.ir")[2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,16 +247,16 @@ def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> N
         ),
     ],
 )
-def test_two_plans_part(scalec: Run, old: str, new: str, said: list[str]) -> None:
+def test_two_plans_part(run_scalec: CommandLine, old: str, new: str, said: list[str]) -> None:
     Path("other.scale").write_text(PLAN.replace(old, new))
-    status, out, err = scalec("verify", "tiny.scale", "other.scale")
+    status, out, err = run_scalec("verify", "tiny.scale", "other.scale")
     assert (status, out) == (1, "")
     assert err.startswith("error[E0702]")
     for words in said:
         assert words in err
 
 
-def test_two_models_part_at_a_value(scalec: Run) -> None:
+def test_two_models_part_at_a_value(run_scalec: CommandLine) -> None:
     model = (ROOT / "plans" / "models" / "llama.scale").read_text()
     Path("mine.scale").write_text(
         model.replace("silu(m @ w_gate[hidden -> ffn])", "(m @ w_gate[hidden -> ffn])")
@@ -274,7 +264,7 @@ def test_two_models_part_at_a_value(scalec: Run) -> None:
     Path("other.scale").write_text(
         PLAN.replace(f"{ROOT.name}/plans/models/llama.scale", "mine.scale")
     )
-    status, _, err = scalec("verify", "tiny.scale", "other.scale")
+    status, _, err = run_scalec("verify", "tiny.scale", "other.scale")
     assert status == 1
     assert err.startswith("error[E0702]: the plans first differ at `")
     assert "layers 0" in err
@@ -285,8 +275,8 @@ def test_two_models_part_at_a_value(scalec: Run) -> None:
 # ---- what is written
 
 
-def test_the_certificate_says_what_was_shown(scalec: Run) -> None:
-    assert scalec("compile", "tiny.scale")[0] == 0
+def test_the_certificate_says_what_was_shown(run_scalec: CommandLine) -> None:
+    assert run_scalec("compile", "tiny.scale")[0] == 0
     values = json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"]
     assert values["meshes"] == [{"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}]
     assert int(values["error"].removeprefix("below 2^-")) >= 50
@@ -296,8 +286,8 @@ def test_the_certificate_says_what_was_shown(scalec: Run) -> None:
     assert said in " ".join(Path("out/tiny/train.py").read_text().split())
 
 
-def test_no_verify_says_so_in_both(scalec: Run) -> None:
-    status, out, _ = scalec("compile", "tiny.scale", "--no-verify")
+def test_no_verify_says_so_in_both(run_scalec: CommandLine) -> None:
+    status, out, _ = run_scalec("compile", "tiny.scale", "--no-verify")
     assert status == 0
     assert "\nnot verified: --no-verify\n" in out
     assert json.loads(Path("out/tiny/plan.json").read_text())["certificate"]["values"].startswith(
@@ -308,11 +298,11 @@ def test_no_verify_says_so_in_both(scalec: Run) -> None:
     assert "evaluated equal" not in text
 
 
-def test_recheck_of_stages(scalec: Run) -> None:
+def test_recheck_of_stages(run_scalec: CommandLine) -> None:
     """Whose account is larger than a plan may be."""
     plan = Path(__file__).parents[2] / "plans/tiny_pipeline.scale"
-    scalec("compile", str(plan), "-o", "out/stages")
-    status, out, err = scalec("verify", "--recheck", "out/stages")
+    run_scalec("compile", str(plan), "-o", "out/stages")
+    status, out, err = run_scalec("verify", "--recheck", "out/stages")
     assert (status, err) == (0, "")
     assert "the rows of 2 and 3 ranks of pp run action by action" in out
     assert out.endswith(
@@ -321,14 +311,14 @@ def test_recheck_of_stages(scalec: Run) -> None:
     )
     path = Path("out/stages/schedule.csv")
     path.write_text(path.read_text().replace("0F0,", "", 1))
-    status, _, err = scalec("verify", "--recheck", "out/stages")
+    status, _, err = run_scalec("verify", "--recheck", "out/stages")
     assert status == 1
     assert "schedule.csv is not the plan's" in err
 
 
-def test_recheck(scalec: Run) -> None:
-    scalec("compile", "tiny.scale")
-    status, out, err = scalec("verify", "--recheck", "out/tiny")
+def test_recheck(run_scalec: CommandLine) -> None:
+    run_scalec("compile", "tiny.scale")
+    status, out, err = run_scalec("verify", "--recheck", "out/tiny")
     assert (status, err) == (0, "")
     assert out.startswith("equal  out/tiny: llama")
     assert out.endswith(
@@ -337,9 +327,9 @@ def test_recheck(scalec: Run) -> None:
     )
 
 
-def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
-    scalec("compile", "tiny.scale", "--target", "dtensor", "-o", "out/torch")
-    status, out, err = scalec("verify", "--recheck", "out/torch")
+def test_recheck_of_a_program_of_torch_alone(run_scalec: CommandLine) -> None:
+    run_scalec("compile", "tiny.scale", "--target", "dtensor", "-o", "out/torch")
+    status, out, err = run_scalec("verify", "--recheck", "out/torch")
     assert (status, err) == (0, "")
     assert out.endswith(
         "train.py  104 ops, each matched to the IR, and every line as written\ntorch_ops.py "
@@ -348,7 +338,7 @@ def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
     library = Path("out/torch/torch_ops.py")
     text = library.read_text()
     library.write_text(text.replace("src_data_rank=None", "src_data_rank=0"))
-    status, _, err = scalec("verify", "--recheck", "out/torch")
+    status, _, err = run_scalec("verify", "--recheck", "out/torch")
     assert status == 1
     assert "torch_ops.py is not the plan's" in err
     assert "src_data_rank=None" in err
@@ -357,7 +347,7 @@ def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
     path.write_text(
         path.read_text().replace("reduced_gradients(model)", "list(model.parameters())", 1)
     )
-    status, _, err = scalec("verify", "--recheck", "out/torch")
+    status, _, err = run_scalec("verify", "--recheck", "out/torch")
     assert status == 1
     assert "train.py is not the plan's" in err
 
@@ -394,36 +384,36 @@ def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
     ],
 )
 def test_recheck_finds_what_was_changed(
-    scalec: Run, file: str, old: str, new: str, said: str
+    run_scalec: CommandLine, file: str, old: str, new: str, said: str
 ) -> None:
-    scalec("compile", "tiny.scale")
+    run_scalec("compile", "tiny.scale")
     path = Path("out/tiny", file)
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
-    status, _, err = scalec("verify", "--recheck", "out/tiny")
+    status, _, err = run_scalec("verify", "--recheck", "out/tiny")
     assert status == 1
     assert err.startswith("error[E0703]")
     assert said in err
 
 
-def test_recheck_holds_copied_modules_to_their_hashes(scalec: Run) -> None:
-    scalec("compile", f"{ROOT.name}/examples/05_user_op.scale", "-o", "out/op")
-    status, out, err = scalec("verify", "--recheck", "out/op")
+def test_recheck_holds_copied_modules_to_their_hashes(run_scalec: CommandLine) -> None:
+    run_scalec("compile", f"{ROOT.name}/examples/05_user_op.scale", "-o", "out/op")
+    status, out, err = run_scalec("verify", "--recheck", "out/op")
     assert (status, err) == (0, "")
     assert "and every line as written\n" in out
     assert out.endswith("my_ops.py  as copied\n")
     copy = Path("out/op/my_ops.py")
     copy.write_text(copy.read_text().replace("1 - gate", "2 - gate"))
-    status, _, err = scalec("verify", "--recheck", "out/op")
+    status, _, err = run_scalec("verify", "--recheck", "out/op")
     assert status == 1
     assert err.startswith("error[E0703]: my_ops.py is not the plan's")
     copy.unlink()
-    assert scalec("verify", "--recheck", "out/op")[0] == 1
+    assert run_scalec("verify", "--recheck", "out/op")[0] == 1
 
 
-def test_recheck_of_what_was_not_verified(scalec: Run) -> None:
-    scalec("compile", "tiny.scale", "--no-verify")
-    status, out, err = scalec("verify", "--recheck", "out/tiny")
+def test_recheck_of_what_was_not_verified(run_scalec: CommandLine) -> None:
+    run_scalec("compile", "tiny.scale", "--no-verify")
+    status, out, err = run_scalec("verify", "--recheck", "out/tiny")
     assert (status, err) == (0, "")
     assert out.endswith(
         "it was compiled with --no-verify, and says so; the step was evaluated now\n"
@@ -433,10 +423,10 @@ def test_recheck_of_what_was_not_verified(scalec: Run) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"plan": 1, "model": []}', '{"plan": "a.scale", "model": 5}']
 )
-def test_recheck_of_what_is_no_account(scalec: Run, text: str) -> None:
-    scalec("compile", "tiny.scale")
+def test_recheck_of_what_is_no_account(run_scalec: CommandLine, text: str) -> None:
+    run_scalec("compile", "tiny.scale")
     Path("out/tiny/plan.json").write_text(text)
-    status, out, err = scalec("verify", "--recheck", "out/tiny")
+    status, out, err = run_scalec("verify", "--recheck", "out/tiny")
     assert (status, out) == (2, "")
     assert (
         err
@@ -455,7 +445,7 @@ def test_recheck_of_what_is_no_account(scalec: Run, text: str) -> None:
         (["--audit", "a", "b"], "verify takes one plan"),
     ],
 )
-def test_usage(scalec: Run, words: list[str], said: str) -> None:
-    status, out, err = scalec("verify", *words)
+def test_usage(run_scalec: CommandLine, words: list[str], said: str) -> None:
+    status, out, err = run_scalec("verify", *words)
     assert (status, out) == (2, "")
     assert said in err

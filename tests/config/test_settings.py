@@ -53,7 +53,7 @@ def read(cls: type[S], text: str) -> S:
     return instance
 
 
-def told(cls: type[Settings], text: str) -> str:
+def get_message(cls: type[Settings], text: str) -> str:
     with pytest.raises(PlanError) as error:
         read(cls, text)
     return str(error.value)
@@ -148,13 +148,15 @@ def test_what_a_call_takes_first_needs_no_name() -> None:
     assert plain == read(Pipelining, 'pipeline { schedule = file(path="a.csv") }')
     assert plain.schedule == Order(FILE, "a.csv")
     assert schema.print_section(plain) == 'pipeline {\n  schedule = file("a.csv")\n}'
-    assert "E0403" in told(Pipelining, 'pipeline { schedule = file("a.csv", path="b.csv") }')
-    assert "E0404" in told(Pipelining, 'pipeline { schedule = file("a.csv", "b.csv") }')
-    assert "E0405" in told(Pipelining, 'pipeline { schedule = file("") }')
+    assert "E0403" in get_message(Pipelining, 'pipeline { schedule = file("a.csv", path="b.csv") }')
+    assert "E0404" in get_message(Pipelining, 'pipeline { schedule = file("a.csv", "b.csv") }')
+    assert "E0405" in get_message(Pipelining, 'pipeline { schedule = file("") }')
 
 
 def test_a_setting_given_twice_shows_both_places() -> None:
-    assert told(Cluster, "cluster {\n  nodes = 2\n  gpu = h100_sxm\n  nodes = 3\n}") == cleandoc(
+    assert get_message(
+        Cluster, "cluster {\n  nodes = 2\n  gpu = h100_sxm\n  nodes = 3\n}"
+    ) == cleandoc(
         """
         error[E0403]: `nodes` is given twice
          --> p.scale:4:3
@@ -202,7 +204,7 @@ def test_a_setting_given_twice_shows_both_places() -> None:
     ],
 )  # fmt: skip
 def test_mistakes(cls: type[Settings], text: str, message: str, help: str) -> None:
-    text = told(cls, text)
+    text = get_message(cls, text)
     assert f": {message}" in text.splitlines()[0]
     assert f"= help: {help}" in text or not help
 

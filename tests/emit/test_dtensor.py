@@ -23,7 +23,7 @@ from end_to_end.test_stages import CASES, MODELS, plan_of
 from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import Case, plan_text
 from helpers.random_models import own_ops
-from helpers.torch_target import compiled, files_of, text_of
+from helpers.torch_target import files_of, load_torch_program, text_of
 from scalec.codegen_templates.torch_ops import recompute
 from scalec.compiler.emit.dtensor import emit, for_torch, refusals
 from scalec.compiler.emit.dtensor.refusals import REFUSALS
@@ -79,7 +79,7 @@ def test_a_value_that_a_stage_passes_on_is_copied() -> None:
 def test_a_program_that_is_started_otherwise_says_how(
     ranks: str | None, given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = compiled(plan_text(Case(dp=2, tp=2)), tmp_path)
+    program = load_torch_program(plan_text(Case(dp=2, tp=2)), tmp_path)
     monkeypatch.setattr("sys.argv", ["train.py", *given])
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if ranks:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from emit.test_readback_mutants import KINDS, survivors
+from helpers.edited_text import replace_all
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.emit.dtensor.readback import check
@@ -645,11 +646,8 @@ OTHER_WORDS = {
 @pytest.mark.parametrize("what", OTHER_WORDS)
 def test_the_same_program_in_other_words_is_accepted(what: str) -> None:
     text, program = compiled("plain")
-    changes = OTHER_WORDS[what]
-    for old, new in zip(changes[::2], changes[1::2], strict=True):
-        assert old in text
-        text = text.replace(old, new)
-    assert check(text, program) == len(program.ops)
+    edited = replace_all(text, *OTHER_WORDS[what])
+    assert check(edited, program) == len(program.ops)
 
 
 @pytest.mark.long

@@ -7,21 +7,24 @@ of it alike.
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 
 from helpers.random_models import own_ops
-from helpers.readback_plans import DIMS, KERNELS, LLAMA, LOSS, SMALL, START, plan
-from helpers.unary_ops import UNARY, written
+from helpers.readback_plans import DIMS, KERNELS, LLAMA, LOSS, SMALL, START, TWO_LOSSES, plan
+from helpers.unary_ops import UNARY, make_call
 from scalec.compiler.emit.expressions import ATOM, Context, Expr, express
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import SEQUENCE, Op, Program, Region, walk
-from scalec.compiler.ops import OPS
+from scalec.compiler.ir import SEQUENCE, Op, Program
+from scalec.compiler.ops import OPS, step
 from scalec.compiler.ops.call import Experts, Layout, PositionIds, Positions
+from scalec.compiler.ops.protocol import OpDef
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan
@@ -48,10 +51,7 @@ ROUTED = f"""{START}
     x = x + y
   }} {LOSS}"""
 
-WITH_ATTRIBUTES = tuple(name for name in UNARY if OPS[name].attributes)
-FUNCTIONS = "\n    ".join(
-    f"x = x + {written(name, 'x', over='hidden')}" for name in WITH_ATTRIBUTES
-)
+FUNCTIONS = "\n    ".join(f"x = x + {make_call(name, 'x', over='hidden')}" for name in UNARY)
 
 PLANS = {
     "functions": plan(
@@ -60,7 +60,9 @@ PLANS = {
     "many": plan(MANY, mesh="dp = 2  tp = 2", shard="batch over dp  vocab over tp  seq over tp").replace(
         DIMS, f"{DIMS}  wide = 68"
     ),
-    "sharded norm": SMALL["two losses"],
+    "sharded norm": plan(
+        TWO_LOSSES, mesh="dp = 2  ep = 2", shard="batch over dp  hidden over ep"
+    ),
     "masked": SMALL["masked"].replace("mask=full", "mask=full, window=4, softcap=30, scale=0.5, dropout=0.1"),
     "padded": plan(options="").replace("vocab = 64", "vocab = 61 pad 4").replace(
         ", labels)", ", labels, smoothing=0.1, z=0.01)"
@@ -87,89 +89,25 @@ PLANS = {
     ),
 }  # fmt: skip
 
-KINDS = {
-    # whose call is bare here; `many` has tanh
-    "functions": tuple(name for name in WITH_ATTRIBUTES if name != "gelu"),
-    "many": (
-        *(
-            "add",
-            "concat",
-            "contract",
-            "div",
-            "dropout",
-            "fork",
-            "gelu",
-            "layernorm",
-            "leaky_relu",
-            "mean",
-            "mul",
-        ),
-        *("roll", "scale", "shift", "softcap", "softmax", "split", "sum"),
-    ),
-    "sharded norm": ("mean_square", "rms_scaled"),
-    "masked": ("attention",),
-    "gather": ("attention", "coerce"),
-    "routed": (
-        *(
-            "top",
-            "balance",
-            "router_z",
-            "limit_capacity",
-            "sort_by_expert",
-            "dispatch",
-            "exchange",
-            "exchange_back",
-        ),
-        *("grouped_contract", "grouped_bias", "combine", "no_load", "add_load"),
-        *("no_scores", "no_choices", "sum_scores", "add_choices", "aux_loss"),
-    ),
-    "padded rows": (
-        "coerce",
-        "exchange_padded",
-        "grouped_bias",
-        "grouped_contract",
-        "sort_by_expert",
-    ),
-    "ring": ("ring_attention",),
-    "padded": ("coerce", "embedding", "local_softmax_stats", "max_logit", "rmsnorm", "token_loss"),
-    "whole vocabulary": ("cross_entropy",),
-    "scaled rope": ("rope",),
-    "fused": (
-        "add_rmsnorm",
-        "contracts",
-        "gelu_mul",
-        "linear_softmax_stats",
-        "rescale_to_global_max",
-        "rope_pair",
-    ),
-    "fused, vocabulary whole": ("linear_cross_entropy",),
-    "fused, two losses": ("logit_softmax_stats",),
-    "kernels": ("add_layernorm", "silu_mul"),
-    "user op": ("call",),
-    "positions": ("call",),
-}
-"""The kinds of ops that each plan has, one of each kind to be called otherwise."""
+USER_OP = "user op"
+"""The name of the plan whose op is an example's."""
 
-WITHOUT = {"exchange_counts", "no_loss", "wait", *UNARY} - {*WITH_ATTRIBUTES}
-"""Functions of one operand, without anything that could be another."""
+OF_STEP = {entry.name for entry in vars(step).values() if isinstance(entry, OpDef)}
+KINDS = sorted({*OPS} - OF_STEP - {"vjp"} | {"cast", "coerce"})
+"""Every op that a forward may have."""
+
+Change = Callable[[Op, str], str]
 
 
-Change = Callable[[str], str]
-
-
+@cache
 def program_of(name: str) -> tuple[Program, Source]:
     """A plan's program; the one with a user op is an example."""
-    folder = Path(own_ops.__file__).parent  # where user ops are
-    source = load(ROOT / "examples" / "05_user_op.scale") if name == "user op" else None
-    source = source or Source(str(folder / "p.scale"), PLANS[name])
+    if name == USER_OP:
+        source = load(ROOT / "examples" / "05_user_op.scale")
+    else:
+        folder = Path(own_ops.__file__).parent  # where user ops are
+        source = Source(str(folder / "p.scale"), PLANS[name])
     return compile_plan(source), source
-
-
-def forward_ops(program: Program) -> Iterator[Op]:
-    """The ops of the forward."""
-    step = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
-    forward = next(stmt for stmt in step.body if isinstance(stmt, Region))
-    return walk(forward.body)
 
 
 def mutants(text: str) -> Iterator[str]:
@@ -217,27 +155,24 @@ def changed(tree: ast.Expression, node: ast.AST, field: str, value: object) -> I
 
 
 class Emitter:
-    """An emitter that writes ops of one kind otherwise; `change` is given the expression of
-    operands `a0`, `a1`, …
+    """An emitter that writes ops of one kind otherwise, or of every kind where `kind` is empty.
+
+    `change` gets the op and its expression of operands `a0`, `a1`, …
     """
 
-    def __init__(self, kind: str, program: Program) -> None:
+    def __init__(self, kind: str, program: Program, change: Change) -> None:
         self.kind, self.axes = kind, [axis.name for axis in program.axes]
-        self.change: Change = str
+        self.change = change
 
     def express(self, op: Op, operands: Sequence[Expr], context: Context) -> Expr:
         """What `express` gives, of a changed expression."""
         made = express(op, operands, context)
-        if op.kind != self.kind:
+        if self.kind not in ("", op.kind):
             return made
         groups: list[tuple[str, ...]] = []
         layouts: dict[str, Layout] = {}
-        text = self.change(own_text(op, len(operands), context, groups, layouts))
-        names = {
-            name: context.layout(each)
-            for name, each in layouts.items()
-            if isinstance(each, Experts)
-        }
+        text = self.change(op, own_text(op, len(operands), context, groups, layouts))
+        names = {name: context.layout(each) for name, each in layouts.items()}
         names |= {f"a{i}": operand.text for i, operand in enumerate(operands)}
         names |= {f"group{i}": context.axis(axes) for i, axes in enumerate(groups)}
         if "other" in text:
@@ -246,13 +181,9 @@ class Emitter:
             )
         if "table" in text:
             names["table"] = context.rotary(op)
-        if "held" in text or "elsewhere" in text:
-            held, elsewhere = (
-                context.layout(Positions(SEQUENCE, (axis,))) for axis in ("cp", "dp")
-            )
-            names |= {"held": held, "elsewhere": elsewhere}
+        if "held" in layouts:
+            names["elsewhere"] = context.layout(Positions(SEQUENCE, ("dp",)))
         if "positions" in layouts:
-            names["positions"] = context.layout(layouts["positions"])
             names["other_positions"] = context.layout(PositionIds(SEQUENCE, ("dp",)))
         for name, said in names.items():
             text = re.sub(rf"\b{name}\b", f"({said})", text)
@@ -277,33 +208,52 @@ def own_text(
     return express(op, [Expr(f"a{i}", ATOM, ()) for i in range(count)], named).text
 
 
+def check_program_by(emitter: Emitter, program: Program, source: Source) -> int:
+    """Checks the program that this emitter writes, with the read-back expecting the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("forward", "readback.forward"):
+            patch.setattr(f"scalec.compiler.emit.{module}.express", emitter.express)
+        return check(train_py(program, source), program)
+
+
+@cache
+def expressions() -> Mapping[str, Mapping[str, str]]:
+    """By kind of op its expressions in all plans, each with the name of a plan that has it."""
+    plan_by_expression: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for name in (*PLANS, USER_OP):
+
+        def record(op: Op, text: str, name: str = name) -> str:
+            plan_by_expression[op.kind].setdefault(text, name)
+            return text
+
+        program, source = program_of(name)
+        check_program_by(Emitter("", program, record), program, source)
+    return plan_by_expression
+
+
+OF_ONE_OPERAND = re.compile(r"[\w.]+\(a0\)|a0\.\w+\(\)|-a0")
+"""Expressions without anything that could be another."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_has_every_op_of_a_forward(kind: str) -> None:
+    assert expressions()[kind]
+    for text in expressions()[kind]:
+        assert any(mutants(text)) or OF_ONE_OPERAND.fullmatch(text)
+
+
 @pytest.mark.sample(7)
-@pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name, kinds in KINDS.items() for kind in kinds]
-)
-def test_an_op_that_is_called_otherwise_is_refused_at_its_line(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, source = program_of(name)
-    emitter = Emitter(kind, program)
-    for module in ("forward", "readback.forward"):
-        monkeypatch.setattr(f"scalec.compiler.emit.{module}.express", emitter.express)
-    seen: dict[str, None] = {}
-    emitter.change = lambda text: seen.setdefault(text) or text
-    check(train_py(program, source), program)
-    tried = 0
-    for text in seen:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_op_that_is_called_otherwise_is_refused_at_its_line(kind: str) -> None:
+    for text, name in expressions()[kind].items():
+        program, source = program_of(name)
         for mutant in mutants(text):
-            emitter.change = lambda each, text=text, mutant=mutant: mutant if each == text else each
-            written = train_py(program, source)
+
+            def change(op: Op, each: str, text: str = text, mutant: str = mutant) -> str:
+                return mutant if each == text else each
+
+            emitter = Emitter(kind, program, change)
             with pytest.raises(AssertionError, match=r"^emit: line [1-9]\d*: "):
-                assert check(written, program) < 0, f"{mutant} is taken for {text}"
-            tried += 1
-    assert tried
-
-
-def test_every_op_that_has_a_number_a_dim_or_a_group_is_called_otherwise() -> None:
-    """`WITHOUT` aside: a new op needs a plan here."""
-    tried = {kind for kinds in KINDS.values() for kind in kinds}
-    written = {kind for kind, entry in OPS.items() if entry.function}
-    assert written - tried - WITHOUT == {"clip_scale", "count_valid", "sum_squares"}
+                assert check_program_by(emitter, program, source) < 0, (
+                    f"{mutant} is taken for {text}"
+                )

@@ -15,12 +15,10 @@ from attrs import evolve
 from helpers.oracle import harness
 from helpers.oracle.plans import Case
 from helpers.oracle.reference import Step
+from helpers.programs import get_train_py, load_program
 from helpers.readback_plans import LOSS, MLP, START, plan
 from scalec.compiler.emit.readback import check
-from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Op, Program, Region, blocks
-from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
 
 MEANS = "a = mean(x, over=[hidden])  b = tanh(mean(x, over=[hidden]))  x = x * a + x * b"
 DRAWN = (
@@ -58,12 +56,6 @@ def _plan(name: str, recompute: str = "") -> str:
     )
 
 
-def _compiled(name: str) -> tuple[str, Program]:
-    source = Source("again.scale", _plan(name))
-    program = compile_plan(source)
-    return train_py(program, source), program
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_done_again_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -> None:
@@ -79,7 +71,7 @@ def test_what_is_done_again_is_the_same_to_the_last_bit(name: str, tmp_path: Pat
 
 
 def _step(text: str, folder: Path) -> Step:
-    module = harness.imported(harness.written(text, folder) / "train.py")
+    module = load_program(text, folder)
     sizes = [
         (module.PLAN.global_batch, module.PLAN.seq)[: len(given.dims)]
         for given in module.PLAN.inputs.values()
@@ -116,7 +108,7 @@ OTHERWISE = {
 @pytest.mark.parametrize("what", OTHERWISE)
 def test_another_program_is_refused(what: str) -> None:
     name, old, new = OTHERWISE[what]
-    text, program = _compiled(name)
+    text, program = get_train_py(_plan(name), "again.scale")
     assert old in text
     with pytest.raises(AssertionError, match=r"emit: line \d+: "):
         check(text.replace(old, new, 1), program)
@@ -125,7 +117,9 @@ def test_another_program_is_refused(what: str) -> None:
 @pytest.mark.parametrize("times", [2, 3])
 def test_as_many_equal_ops_are_done_again_as_the_ir_says(times: int) -> None:
     """Once: the first of two in forward."""
-    text, program = _compiled("equal ops, one of them behind all that is kept")
+    text, program = get_train_py(
+        _plan("equal ops, one of them behind all that is kept"), "again.scale"
+    )
     assert check(text, program)
     with pytest.raises(AssertionError, match="in the IR, backward recomputes other ops"):
         check(text, _with_first_done(program, times))

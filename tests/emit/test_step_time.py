@@ -22,7 +22,7 @@ PLANS = Path(__file__).parents[2] / "plans"
 TEXT = 'use "tiny_pipeline.scale"\ncluster { gpu = h100_sxm  gpus_per_node = 4  nodes = 2 }\n'
 
 
-def _written(text: str) -> tuple[Program, dict[str, str]]:
+def emit_plan(text: str) -> tuple[Program, dict[str, str]]:
     source = Source(str(PLANS / "timed.scale"), text)
     model = compile_plan(source, "resolve")
     program = lower(model)
@@ -31,7 +31,7 @@ def _written(text: str) -> tuple[Program, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def written() -> tuple[Program, dict[str, str]]:
-    return _written(TEXT)
+    return emit_plan(TEXT)
 
 
 def _report(program: Program) -> Report:

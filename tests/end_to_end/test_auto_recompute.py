@@ -14,6 +14,7 @@ from helpers.memory_plans import PLANS, SP, compiled
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from helpers.oracle.reference import Step
+from helpers.programs import load_program
 from helpers.readback_plans import LLAMA, SKIP, plan
 from scalec.compiler.analysis.expert_loads import with_load
 from scalec.compiler.analysis.memory import account
@@ -49,7 +50,7 @@ def _plan(name: str, recompute: str) -> str:
 
 
 def _step(text: str, folder: Path) -> Step:
-    module = harness.imported(harness.written(text, folder) / "train.py")
+    module = load_program(text, folder)
     sizes = [
         (module.PLAN.global_batch, module.PLAN.seq)[: len(given.dims)]
         for given in module.PLAN.inputs.values()

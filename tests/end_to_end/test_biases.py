@@ -48,7 +48,7 @@ CASES = (
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    compare(case, harness.compiled(case, tmp_path))
+    compare(case, harness.load_case(case, tmp_path))
 
 
 SAVED = Case(dp=2, ep=2, model="biased", experts="ep", state="zero 1 over dp, ep")
@@ -86,10 +86,10 @@ def _biases(state: Any) -> dict[str, torch.Tensor]:
 def test_a_checkpoint_has_all_biases(other: Case, tmp_path: Path) -> None:
     start = reference.initial(SAVED.config)
     batches = list(harness.batches(SAVED, 2))
-    first = harness.compiled(SAVED, tmp_path / "first")
+    first = harness.load_case(SAVED, tmp_path / "first")
     saved, *_ = run_ranks(4, _saved, first, start, batches, tmp_path / "saved")
     assert any(not torch.equal(saved[name], start[name]) for name in saved)
-    loaded = run_ranks(4, _loaded, harness.compiled(other, tmp_path / "other"), tmp_path / "saved")
+    loaded = run_ranks(4, _loaded, harness.load_case(other, tmp_path / "other"), tmp_path / "saved")
     assert {name for each in loaded for name in each} == {*saved}
     assert all(torch.equal(each[name], saved[name]) for each in loaded for name in each)
 
@@ -109,7 +109,7 @@ def _overflows(module: Any, start: Any, batches: Any) -> list[dict[str, torch.Te
 def test_a_step_with_an_overflow_moves_no_bias(tmp_path: Path) -> None:
     case = Case(dp=2, model="biased", experts="dp", precision="fp16")
     start = {name: value.float() for name, value in reference.initial(case.config).items()}
-    module = harness.compiled(case, tmp_path)
+    module = harness.load_case(case, tmp_path)
     for good, skipped, last in run_ranks(
         2, _overflows, module, start, list(harness.batches(case, 3))
     ):

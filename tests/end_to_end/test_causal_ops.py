@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.oracle.harness import imported, run
+from helpers.oracle.harness import run
 from helpers.oracle.sgd import sgd_steps
+from helpers.programs import import_module
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.user_ops import copies
 from scalec.compiler.syntax.limits import load
@@ -92,7 +93,7 @@ def test_programs_train_as_plain_torch(
         tuple(torch.randint(32, (8, 8), generator=generator) for _ in range(2)) for _ in range(3)
     ]
     case: Any = SimpleNamespace(ranks=ranks)
-    steps = run(case, imported(out / "train.py"), start, batches, 0.1)
+    steps = run(case, import_module(out / "train.py"), start, batches, 0.1)
     for step, plain in zip(steps, sgd_steps(plain_loss, start, batches, 0.1), strict=True):
         assert step.loss == pytest.approx(plain.loss, rel=1e-10)
         assert step.norm == pytest.approx(plain.norm, rel=1e-10)

@@ -104,7 +104,7 @@ CASES = [*map(_case, ROWS)]
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    compare(case, harness.compiled(case, tmp_path), steps=2)
+    compare(case, harness.load_case(case, tmp_path), steps=2)
 
 
 def test_every_pair_is_there() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import write_program
 from helpers.small_log import small_log
 from scalec.runtime import Batch, Mesh, Watch
 from scalec.runtime.errors import RunError
@@ -187,23 +188,23 @@ def _watched(module: Any, rows: harness.Inputs, asked: Watch, plant: Plant) -> s
     return ""
 
 
-def _told(case: Case, folder: Path, asked: Watch, plant: Plant) -> set[str]:
+def get_reports(case: Case, folder: Path, asked: Watch, plant: Plant) -> set[str]:
     rows = next(harness.batches(case, 1))
-    return {*run_ranks(case.ranks, _watched, harness.compiled(case, folder), rows, asked, plant)}
+    return {*run_ranks(case.ranks, _watched, harness.load_case(case, folder), rows, asked, plant)}
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("what", FOUND)
 def test_it_is_found_where_it_is(what: str, tmp_path: Path) -> None:
     case, asked, plant, words = FOUND[what]
-    (told,) = _told(case, tmp_path, asked, plant)
+    (told,) = get_reports(case, tmp_path, asked, plant)
     assert re.match(words, told), told
 
 
 @pytest.mark.parametrize("what", UNSEEN)
 def test_none_finds_what_is_the_same_as_nothing(what: str, tmp_path: Path) -> None:
     case, plant = UNSEEN[what]
-    assert _told(case, tmp_path, Watch(copies=1, replay=1), plant) == {""}
+    assert get_reports(case, tmp_path, Watch(copies=1, replay=1), plant) == {""}
 
 
 # ---- whole runs of other kinds of plans
@@ -224,7 +225,7 @@ DOCUMENTS = (
 @pytest.mark.parametrize("text", [ELASTIC, DOCUMENTS], ids=["elastic", "documents"])
 def test_runs_are_watched(text: str, faulty: bool, tmp_path: Path) -> None:
     """Of the elastic plan on its smaller mesh."""
-    harness.written(
+    write_program(
         f"{text} watch {{ copies every 2  replay every 3  spikes = 8  locate = on }}", tmp_path
     )
     (tmp_path / "corpus.bin").write_bytes(bytes(i * 7 % 32 for i in range(8000)))

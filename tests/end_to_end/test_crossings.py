@@ -189,7 +189,7 @@ CASES = [*_cases(), REPLICAS, *BOTH]
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    compare(case, harness.compiled(case, tmp_path), steps=2)
+    compare(case, harness.load_case(case, tmp_path), steps=2)
 
 
 def test_few_programs_have_every_pair() -> None:

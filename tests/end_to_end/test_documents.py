@@ -17,6 +17,7 @@ from torch import Tensor
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import SEQ, Case, plan_text
 from helpers.oracle.reference import Config, Tensors
+from helpers.programs import load_program
 from scalec.runtime.data.samples import Windows
 
 SEPARATOR = 10
@@ -36,7 +37,7 @@ CASES = (
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_sequence_of_documents_is_each_of_them_alone(case: Case, tmp_path: Path) -> None:
-    module = harness.imported(harness.written(document_plan(case), tmp_path) / "train.py")
+    module = load_program(document_plan(case), tmp_path)
     windows, start = windows_of(case.rows, case.config.vocab), reference.initial(case.config)
     batch = given(windows, module.PLAN.inputs)
     (step,) = harness.run(case, module, start, [batch], LR)
@@ -77,7 +78,7 @@ def test_windows_of_documents_are_the_same_over_ranks(
 def windowed(case: Case, window: int, folder: Path) -> tuple[float, Tensors]:
     """Loss and gradients of a step whose attention has a window and a cap."""
     text = windowed_plan(case, window)
-    module = harness.imported(harness.written(text, folder / str(case)) / "train.py")
+    module = load_program(text, folder / str(case))
     batch = given(windows_of(case.rows, case.config.vocab), module.PLAN.inputs)
     (step,) = harness.run(case, module, reference.initial(case.config), [batch], LR)
     return step.loss, step.gradients

@@ -20,7 +20,9 @@ from torch.nn.functional import cross_entropy
 from helpers.launched import run_file
 from helpers.oracle import harness
 from helpers.oracle.plans import ROWS, SEQ, Case, context_rules, contexts
-from helpers.oracle.reference import Step, Tensors
+from helpers.oracle.reference import Step, Tensors, random_parameters
+from helpers.programs import load_program, write_program
+from helpers.reference_ops import attention
 
 LR, STEPS, TOLERANCE = 0.1, 2, 1e-10
 BLOCKS, LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN = 2, 2, 4, 2, 4, 16, 24
@@ -77,8 +79,8 @@ train {{
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_mesh_drops_what_one_process_drops(case: Case, tmp_path: Path) -> None:
     """All cases are of eight rows in the same order, and so of one reference."""
-    module = harness.imported(harness.written(_plan(case), tmp_path) / "train.py")
-    start = _drawn(harness.initial(case, module, seed=5))
+    module = load_program(_plan(case), tmp_path)
+    start = random_parameters(harness.initial(case, module, seed=5), 1 / 4)
     steps = harness.run(case, module, start, list(_batches(case)), LR)
     for got, want in zip(steps, _expected(start, case), strict=True):
         assert got.loss == pytest.approx(want.loss, rel=TOLERANCE, abs=0)
@@ -105,7 +107,7 @@ def test_a_run_that_is_taken_up_drops_as_one_that_went_on(tmp_path: Path) -> Non
 
 def _trained(folder: Path, *options: str) -> list[dict[str, float]]:
     """The record of four steps, or of what was left of them."""
-    harness.written(_plan(Case(microbatches=2)), folder)
+    write_program(_plan(Case(microbatches=2)), folder)
     settings = "--device=cpu --steps=4 --save-every=2 --log-every=1 --out=run --data=../data.bin"
     assert run_file(folder, 1, " ".join([settings, *options])) == [(0, "")]
     lines = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
@@ -127,15 +129,18 @@ def test_what_is_done_again_is_the_same_to_the_last_bit(recompute: str, tmp_path
 
 
 def _steps(case: Case, folder: Path) -> list[Step]:
-    module = harness.imported(harness.written(_plan(case), folder) / "train.py")
-    start = _drawn(harness.initial(case, module, seed=5))
+    module = load_program(_plan(case), folder)
+    start = random_parameters(harness.initial(case, module, seed=5), 1 / 4)
     return list(harness.run(case, module, start, list(_batches(case)), LR))
 
 
 def test_evaluation_drops_nothing(tmp_path: Path) -> None:
     case = Case(dp=2, tp=2, sp=True, microbatches=2)
-    module = harness.imported(harness.written(_plan(case), tmp_path) / "train.py")
-    start, batch = _drawn(harness.initial(case, module, seed=5)), next(_batches(case))
+    module = load_program(_plan(case), tmp_path)
+    start, batch = (
+        random_parameters(harness.initial(case, module, seed=5), 1 / 4),
+        next(_batches(case)),
+    )
     tokens, labels, _ = batch
     want = cross_entropy(
         _logits(start, tokens, None).flatten(0, 1), labels.flatten(), ignore_index=-100
@@ -149,15 +154,6 @@ def test_evaluation_drops_nothing(tmp_path: Path) -> None:
 def _batches(case: Case) -> Iterator[tuple[Tensor, ...]]:
     for (tokens, labels), draws in zip(harness.batches(case, STEPS), DRAWS, strict=True):
         yield tokens, labels, torch.tensor(draws)
-
-
-def _drawn(like: Tensors) -> Tensors:
-    """Parameters of a size at which every one of them matters."""
-    generator = torch.Generator().manual_seed(7)
-    return {
-        n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 4
-        for n, v in like.items()
-    }
 
 
 def _expected(parameters: Tensors, case: Case) -> Iterator[Step]:
@@ -198,14 +194,9 @@ def _logits(p: Tensors, tokens: Tensor, draws: Draws) -> Tensor:
 
 
 def _attended(p: Tensors, x: Tensor, draws: Draws) -> Tensor:
-    q, k, v = (
-        (x @ p[name].T).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for name in ("wq", "wk", "wv")
-    )
-    k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
-    scores = 3 * torch.tanh(q @ k.mT / HEAD_DIM**0.5 / 3)
-    later = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
-    weights = _dropped(scores.masked_fill(later, -torch.inf).softmax(-1), draws, 2, 0.3)
-    return x + _dropped((weights @ v).transpose(1, 2).flatten(-2) @ p["wo"].T, draws, 3, 0.1)
+    q, k, v = ((x @ p[name].T).unflatten(-1, (-1, HEAD_DIM)) for name in ("wq", "wk", "wv"))
+    y = attention(q, k, v, softcap=3, change_weights=lambda each: _dropped(each, draws, 2, 0.3))
+    return x + _dropped(y.flatten(-2) @ p["wo"].T, draws, 3, 0.1)
 
 
 # ---- what is dropped

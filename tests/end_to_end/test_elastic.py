@@ -16,8 +16,8 @@ import torch
 from helpers.forked_ranks import HANGS, plain_groups
 from helpers.launched import run_file, text_files
 from helpers.nodes import HELD, nodes
-from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import write_program
 from scalec.compiler.proof.recorded import compare
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.train import run_folder
@@ -50,10 +50,10 @@ many there is a place.
 def test_a_run_goes_on_with_the_ranks_that_are_left(name: str, tmp_path: Path) -> None:
     case, left = CASES[name]
     text = plan_text(case).replace(f"dp = {case.dp}", f"dp = 1..{case.dp}")
-    whole = harness.written(text, tmp_path / "whole")
+    whole = write_program(text, tmp_path / "whole")
     _run(whole, 4, 4)
     for world, places in left.items():
-        other = harness.written(text, tmp_path / f"{world}")
+        other = write_program(text, tmp_path / f"{world}")
         middle = RUN / "checkpoints" / f"step-{HALF:06}"
         shutil.copytree(whole / middle, other / middle)
         with plain_groups():
@@ -80,7 +80,7 @@ def test_nodes_are_lost_and_come_back(state: str, tmp_path: Path) -> None:
         "dp = 4", "dp = 1..4"
     )
     text += "\ncluster { nodes = 4 }"
-    whole, folder = (harness.written(text, tmp_path / name) for name in ("whole", "elastic"))
+    whole, folder = (write_program(text, tmp_path / name) for name in ("whole", "elastic"))
     _run(whole, 4, 4, f"--steps {LONG}")
     text_files(folder)
     options = f"--steps={LONG} --save-every=2 --log-every=1 --eval-every=1000 --data text/*.txt"
@@ -119,7 +119,7 @@ def test_spare_ranks_end_as_the_run_does(
 ) -> None:
     """Where all ranks are signalled to stop, and where one is lost."""
     case, _ = CASES["zero_1"]
-    folder = harness.written(plan_text(case).replace("dp = 4", "dp = 1..4"), tmp_path)
+    folder = write_program(plan_text(case).replace("dp = 4", "dp = 1..4"), tmp_path)
     text_files(folder)
     ranks = (0, 1, 2) if sent == signal.SIGUSR1 else (1,)
     options = "--device=cpu --steps=100000 --save-every=50000 --data text/a.txt"
@@ -132,7 +132,7 @@ def test_a_start_that_was_taken_over_ends(tmp_path: Path, monkeypatch: pytest.Mo
     """Before it saves anything, and whatever it was held up by."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setattr(run_folder, "_PATIENCE", 0.5)
-    folder = harness.written(plan_text(Case(microbatches=2)), tmp_path)
+    folder = write_program(plan_text(Case(microbatches=2)), tmp_path)
     text_files(folder)
     (folder / "held.py").write_text(HELD)
     hold = folder / "hold-3"

@@ -82,7 +82,7 @@ CASES = [
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    compare(case, harness.compiled(case, tmp_path))
+    compare(case, harness.load_case(case, tmp_path))
 
 
 FEW = (
@@ -173,7 +173,7 @@ OF_ALL_LAYERS = (  # a loss over all layers and groups of sequences
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", [*FEW, *OF_ALL_LAYERS], ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    compare(case, harness.compiled(case, tmp_path), steps=2)
+    compare(case, harness.load_case(case, tmp_path), steps=2)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.15), ("fp32", 1e-5)])
@@ -184,7 +184,7 @@ def test_narrower_precisions_come_near(precision: str, tolerance: float, tmp_pat
     case = Case(dp=2, model="two", experts="dp", precision=precision)
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
     expected = reference.run(case.config, case.training, start, batches, LR)
-    steps = harness.run(case, harness.compiled(case, tmp_path), start, batches, LR)
+    steps = harness.run(case, harness.load_case(case, tmp_path), start, batches, LR)
     for got, want in zip(steps, expected, strict=True):
         assert (got.loss, got.norm) == (
             pytest.approx(want.loss, tolerance),
@@ -218,4 +218,4 @@ def test_ranks_without_a_row(case: Case, tmp_path: Path) -> None:
     start |= {
         name: torch.zeros_like(value) for name, value in start.items() if name.endswith("router")
     }
-    compare(case, harness.compiled(case, tmp_path), start=start)
+    compare(case, harness.load_case(case, tmp_path), start=start)

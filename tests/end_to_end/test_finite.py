@@ -21,7 +21,7 @@ CASES = [
 ]
 
 
-def _kept(state: Any) -> dict[str, Tensor]:
+def copy_state(state: Any) -> dict[str, Tensor]:
     return {box.key: box.tensor.clone() for box in state.boxes()}
 
 
@@ -40,10 +40,10 @@ def _planted(module: Any, batches: list[harness.Inputs]) -> list[tuple[bool, lis
             ):
                 own.view(-1)[0] = torch.inf
             state.refresh()
-        before = _kept(state)
+        before = copy_state(state)
         metrics = module.train_step(model, state, harness.local_batch(module.PLAN, *batch), 0.1)
         changed = [
-            key for key, value in _kept(state).items() if not torch.equal(value, before[key])
+            key for key, value in copy_state(state).items() if not torch.equal(value, before[key])
         ]
         found.append((bool(metrics.loss.isfinite() & metrics.norm.isfinite()), changed))
     return found
@@ -53,7 +53,7 @@ def _planted(module: Any, batches: list[harness.Inputs]) -> list[tuple[bool, lis
 def test_nothing_changes_on_any_rank(case: Case, tmp_path: Path) -> None:
     batches = [next(harness.batches(case, 1))] * 3
     for first, second, third in run_ranks(
-        case.ranks, _planted, harness.compiled(case, tmp_path), batches
+        case.ranks, _planted, harness.load_case(case, tmp_path), batches
     ):
         assert first[0]
         assert first[1]

@@ -26,6 +26,7 @@ from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case
 from helpers.oracle.recording import recorded
 from helpers.oracle.reference import Config, Route, Training
+from helpers.programs import import_module, write_program
 from scalec.compiler.syntax.limits import load
 from scalec.runtime import Mesh, TrainState
 from scalec.runtime.checkpoint import saver
@@ -76,7 +77,7 @@ def _written(plan: str, folder: Path, **settings: str) -> Path:
     for name, value in {**settings, "precision": "fp64"}.items():
         plan, count = re.subn(rf"\b{name} = \S+", f"{name} = {value}", plan)
         assert count == 1
-    return harness.written(plan, folder, str(PLANS / "tiny.scale"))
+    return write_program(plan, folder, str(PLANS / "tiny.scale"))
 
 
 def _batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -95,7 +96,7 @@ def _batches() -> Iterator[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("name", TEXTS)
 def test_two_steps_equal_one_process(name: str, tmp_path: Path) -> None:
     """Loss, routers' loss, every gradient, their norm and every parameter, to 1e-10."""
-    module = harness.imported(_written(TEXTS[name], tmp_path) / "train.py")
+    module = import_module(_written(TEXTS[name], tmp_path) / "train.py")
     start, given = reference.initial(CONFIG), [*_batches()]
     expected = reference.run(CONFIG, TRAINING, start, given, LR)
     assert_steps_equal(harness.run(RANKS, module, start, given, LR), expected)
@@ -104,7 +105,7 @@ def test_two_steps_equal_one_process(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
     """Of all sixteen ranks, call for call."""
-    module = harness.imported(_written(TEXTS[name], tmp_path, seq="64") / "train.py")
+    module = import_module(_written(TEXTS[name], tmp_path, seq="64") / "train.py")
     found = recorded(module, tmp_path, "--steps 2")
     assert found.equal, found.lines()
 
@@ -199,7 +200,7 @@ def test_a_run_resumes_on_other_meshes(
     if other in OTHERS:
         start, end = text.index("mesh {"), text.index("train {")
         text = text[:start] + "\n".join(OTHERS[other]) + "\n" + text[end:]
-    module = harness.imported(_written(text, tmp_path, eps="1e-5") / "train.py")
+    module = import_module(_written(text, tmp_path, eps="1e-5") / "train.py")
     ranks = prod(module.PLAN.mesh.values())
     parts = run_ranks(ranks, _loaded, module, whole[name].checkpoint(SAVED))
     _assert_same(harness.joined(parts), whole[name].state(SAVED))

@@ -23,6 +23,7 @@ from torch import Tensor
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import write_program
 from scalec.runtime import Mesh
 
 c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
@@ -59,7 +60,7 @@ def named_groups() -> Iterator[None]:
 @pytest.mark.usefixtures("named_groups")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_recorded_collectives_are_those_of_the_plan(case: Case, tmp_path: Path) -> None:
-    module = harness.compiled(case, tmp_path)
+    module = harness.load_case(case, tmp_path)
     plan = json.loads((tmp_path / "plan.json").read_text())
     start, (batch,) = reference.initial(case.config), harness.batches(case, 1)
     ranks = run_ranks(case.ranks, _recorded, module, start, batch)
@@ -73,7 +74,7 @@ def test_the_decoder_layer_communicates_as_megatron_does(tmp_path: Path) -> None
     """
 
     def per_layer(**settings: Any) -> Counter[tuple[str, str]]:
-        harness.written(plan_text(Case(tp=2, **settings)), tmp_path)
+        write_program(plan_text(Case(tp=2, **settings)), tmp_path)
         listed = json.loads((tmp_path / "plan.json").read_text())["collectives"]
         # there are two layers
         return Counter((each["where"], each["op"]) for each in listed if each["count"] == 2)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
+from helpers.programs import load_program
 from scalec.runtime import Mesh
 
 PLAN = """
@@ -145,7 +146,7 @@ def trained(
 
     The step `spoiled` has a scale at which gradients overflow.
     """
-    module = harness.imported(harness.written(PLAN.format(state=state), folder) / "train.py")
+    module = load_program(PLAN.format(state=state), folder)
     return run_ranks(2, _train, module, steps, scale, good, spoiled)
 
 

@@ -14,7 +14,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import torch
 from attrs import frozen
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,7 +21,9 @@ from torch.nn import functional as F
 from helpers.oracle import harness
 from helpers.oracle.compare import assert_same
 from helpers.oracle.plans import Case, train_text
-from helpers.oracle.reference import Tensors, train
+from helpers.oracle.reference import Tensors, random_parameters, train
+from helpers.programs import load_program
+from helpers.reference_ops import cross_entropy
 from scalec.compiler.ir import walk
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan
@@ -31,17 +32,6 @@ LR, STEPS, LAYERS = 0.1, 2, 4
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of logits and labels."""
-
-
-def cross_entropy(
-    logits: Tensor, labels: Tensor, cap: float = 0.0, smoothing: float = 0.0, z: float = 0.0
-) -> Tensor:
-    """The sum over labels that count."""
-    logits = cap * torch.tanh(logits / cap) if cap else logits
-    loss = F.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=smoothing
-    )
-    return loss + z * logits.logsumexp(-1)[labels >= 0].square().sum()
 
 
 def of_two(logits: Tensor, labels: Tensor) -> Tensor:
@@ -166,19 +156,13 @@ def test_steps_equal_plain_torch(name: str, case: Case, tmp_path: Path) -> None:
         op.kind for op in walk(compile_plan(Source("heads.scale", text), "fuse_ops").region.body)
     }
     assert (head.parts if case.vocab and case.tp > 1 else head.whole) in kinds
-    module = harness.imported(harness.written(text, tmp_path) / "train.py")
-    start, batches = _drawn(harness.initial(case, module, seed=5)), [*harness.batches(case, STEPS)]
+    module = load_program(text, tmp_path)
+    start, batches = (
+        random_parameters(harness.initial(case, module, seed=5), 1 / 2),
+        [*harness.batches(case, STEPS)],
+    )
     expected = train(partial(total, head, case.config.classes), case.training, start, batches, LR)
     for number, (got, want) in enumerate(
         zip(harness.run(case, module, start, batches, LR), expected, strict=True)
     ):
         assert_same(got, want, f"step {number}: ", tolerance=1e-10)
-
-
-def _drawn(like: Tensors) -> Tensors:
-    """Parameters of a size at which every one of them matters."""
-    generator = torch.Generator().manual_seed(7)
-    return {
-        n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 2
-        for n, v in like.items()
-    }

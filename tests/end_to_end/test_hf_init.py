@@ -17,6 +17,7 @@ from torch import Tensor
 from helpers import hf_models, launched
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
+from helpers.programs import load_program
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint import export, saver
 from scalec.runtime.checkpoint.hf_weights import Reader
@@ -83,7 +84,7 @@ def _compiled(folder: Path, mesh: str, dp: int, sections: str) -> ModuleType:
     """The program that is imported for the model in `folder`/in."""
     text = hf_models.plan(folder / "in", mesh, dp) + sections
     text = text.replace("shard {", "shard { layers over pp") if "pp" in mesh else text
-    return harness.imported(harness.written(text, folder / "program") / "train.py")
+    return load_program(text, folder / "program")
 
 
 def _check_first_step(model: Any, module: ModuleType, ranks: int, folder: Path) -> None:

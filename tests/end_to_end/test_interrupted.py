@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from torch import Tensor
 
-from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import write_program
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.errors import RunError
 from scalec.testing.faults import (
@@ -158,7 +158,7 @@ class Interrupted(RuleBasedStateMachine):
 
 def _program(plan: str, folder: Path) -> Program:
     case = PLANS[plan]
-    harness.written(plan_text(case), folder)
+    write_program(plan_text(case), folder)
     (folder / "corpus.bin").write_bytes(bytes(i * i % 31 for i in range(4000)))
     return Program(folder, case.ranks, OPTIONS)
 

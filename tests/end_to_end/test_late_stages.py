@@ -39,7 +39,7 @@ def _step(
         _no_longer(without)
     model, state = module.build(mesh)
     harness.fill(state, start)
-    _told(link)
+    record_cells(link)
     metrics = module.train_step(model, state, harness.local_batch(module.PLAN, *batch), 0.1)
     return float(metrics.norm), link.events
 
@@ -70,7 +70,7 @@ def _no_longer(what: str) -> None:
         grad_reduction.Reductions.finish = lambda self: None
 
 
-def _told(link: Link) -> None:
+def record_cells(link: Link) -> None:
     """Forwards and backwards are events too."""
     for name in ("forward", "backward"):
         done = getattr(stage_step.Cell, name)
@@ -84,7 +84,7 @@ def _told(link: Link) -> None:
 
 def _norms(state: str, folder: Path, without: str = "") -> list[tuple[float, list[Event]]]:
     case = Case(**{**vars(CASE), "state": state})
-    module = harness.compiled(case, folder)
+    module = harness.load_case(case, folder)
     start = harness.initial(case, module, seed=3)
     (batch,) = harness.batches(case, 1)
     return run_ranks(case.ranks, _step, module, start, batch, without)

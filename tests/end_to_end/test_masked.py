@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from helpers.forked_ranks import run_ranks
-from helpers.oracle import harness
+from helpers.programs import load_program
 from scalec.runtime import Loader, Mesh
 from scalec.runtime.data.mixture import Mixture, Part, Stream
 
@@ -45,7 +45,7 @@ train {{
   data text {{ files = ["unused"]  masked = 15%  mask_token = {MASK} }}
 }}
 """
-    return harness.imported(harness.written(text, folder, str(PLANS / "tiny.scale")) / "train.py")
+    return load_program(text, folder, str(PLANS / "tiny.scale"))
 
 
 def _trained(module: ModuleType, file: str, steps: int) -> list[float]:

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from helpers.bigram import PLAN, build, eval_step, train_step
 from helpers.launched import run_file, run_recorded
-from scalec.compiler.emit import emit
-from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
+from helpers.programs import write_program
 from scalec.runtime import Batch, Metrics, Text, TrainState
 from scalec.runtime.checkpoint.reader import Saved
 
@@ -37,13 +35,6 @@ shard { batch over dp }
 """
 
 
-def _compiled(folder: Path, plan: str) -> None:
-    for name, text in emit(
-        compile_plan(Source("mixed.scale", plan)), Source("mixed.scale", plan)
-    ).items():
-        (folder / name).write_text(text)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A program and its data: 18 and 8 sequences, of which one file of `low` is held out."""
@@ -53,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
             (tmp_path / f"{name}/{number}.txt").write_bytes(
                 bytes(start + i * (number + 3) % 97 for i in range(81))
             )
-    _compiled(tmp_path, SAMPLE)
+    write_program(SAMPLE, tmp_path, "mixed.scale")
     return tmp_path
 
 
@@ -68,9 +59,10 @@ def test_a_mixture_is_resumed_in_the_middle_and_only_under_its_own_weights(folde
     assert all(map(Tensor.equal, _weights(folder, "whole", 5), _weights(folder, "parts", 5)))
 
     group = 'betas = [0.8, 0.95]  clip = 1.0  group head { params = ["head"]  lr_scale = 0.5 }'
-    _compiled(
-        folder,
+    write_program(
         SAMPLE.replace("weight = 3", "weight = 2").replace("lr = 1e-2", f"lr = 1e-2  {group}"),
+        folder,
+        "mixed.scale",
     )
     (status, errors), _ = run_file(folder, 2, "--device=cpu --out parts --resume --steps 9")
     assert status == 2

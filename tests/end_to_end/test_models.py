@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -22,7 +21,8 @@ from helpers.oracle.all_pairs import Pair, all_pairs
 from helpers.oracle.compare import assert_same
 from helpers.oracle.models import HEADS, MODELS, SIZES, Model
 from helpers.oracle.plans import Case, train_text
-from helpers.oracle.reference import Loss, Step, Tensors, Training, train
+from helpers.oracle.reference import Loss, Step, Tensors, Training, random_parameters, train
+from helpers.programs import load_program
 
 PLANS = Path(__file__).parents[2] / "plans"
 LR = 0.01
@@ -105,7 +105,7 @@ def compare(case: Case, tmp_path: Path) -> None:
     """Two steps against plain torch."""
     model = BY_FILE[case.model]
     module = _compiled(model, case, tmp_path)
-    start = drawn(harness.initial(case, module, seed=5))
+    start = get_start(harness.initial(case, module, seed=5))
     batches = list(harness.batches(case, STEPS))
     expected = expected_of(model, case, start, batches)
     steps = harness.run(case, module, start, batches, LR)
@@ -122,9 +122,7 @@ def expected_of(
 
 def _compiled(model: Model, case: Case, folder: Path) -> ModuleType:
     """The emitted program of a tiny plan that lies where the shipped ones do."""
-    return harness.imported(
-        harness.written(model_plan(model, case), folder, str(PLANS / "tiny.scale")) / "train.py"
-    )
+    return load_program(model_plan(model, case), folder, str(PLANS / "tiny.scale"))
 
 
 def model_plan(model: Model, case: Case) -> str:
@@ -137,12 +135,9 @@ shard {{ batch over dp  {vocab}heads, {kv}ffn over tp  {seq} }}
 {train_text(case)}"""
 
 
-def drawn(like: Tensors) -> Tensors:
+def get_start(like: Tensors) -> Tensors:
     """Parameters of a size at which every one of them matters; no two norm weights are alike."""
-    generator = torch.Generator().manual_seed(7)
-    noise = {
-        n: torch.randn(v.shape, generator=generator, dtype=torch.float64) for n, v in like.items()
-    }
+    noise = random_parameters(like, 1)
     return {n: v / v.shape[1] ** 0.5 if v.dim() == 2 else 1 + 0.2 * v for n, v in noise.items()}
 
 

@@ -65,7 +65,7 @@ def _reads(module: Any, batch: harness.Inputs) -> list[str]:
 def test_a_step_reads_nothing_that_it_computes(case: Case, tmp_path: Path) -> None:
     batch = next(harness.batches(case, 1))
     assert (
-        run_ranks(case.ranks, _reads, harness.compiled(case, tmp_path), batch) == [[]] * case.ranks
+        run_ranks(case.ranks, _reads, harness.load_case(case, tmp_path), batch) == [[]] * case.ranks
     )
 
 
@@ -81,7 +81,7 @@ def test_a_read_is_noticed() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_on_a_gpu_no_step_waits(precision: str, tmp_path: Path) -> None:
     case = Case(clip=0.05, optimizer="adamw", microbatches=2, precision=precision)
-    module: Any = harness.compiled(case, tmp_path)
+    module: Any = harness.load_case(case, tmp_path)
     model, state = module.build(Mesh({"dp": 1, "tp": 1}, "cuda"))
     state.initialise(0)
     tokens, labels = (

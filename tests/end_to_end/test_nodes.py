@@ -27,6 +27,7 @@ from helpers import hf_models
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.plans import SEQ, Case, plan_text
+from helpers.programs import load_program, write_program
 from scalec.runtime import Mesh, RunError
 from scalec.runtime.checkpoint.hf_weights import Reader
 from scalec.runtime.data.files import split_files
@@ -95,7 +96,7 @@ PLAIN = ("tensors", "stages", "data", "context")
 @pytest.mark.parametrize("kind", DATA)
 def test_data_that_is_damaged_on_one_node_is_named(kind: str, tmp_path: Path) -> None:
     case = DATA[kind]
-    harness.written(plan_text(case), tmp_path)
+    write_program(plan_text(case), tmp_path)
     last = case.ranks - 1
     for rank in range(case.ranks):
         _write_corpus(tmp_path / f"r{rank}", DAMAGED if rank == last else range(0))
@@ -121,7 +122,7 @@ def _line(ended: Outcome) -> tuple[int, ...]:
 @pytest.mark.parametrize("kind", PLAIN)
 def test_data_that_is_alike_is_trained_on(kind: str, tmp_path: Path) -> None:
     case = DATA[kind]
-    harness.written(plan_text(case), tmp_path)
+    write_program(plan_text(case), tmp_path)
     for rank in range(case.ranks):
         _write_corpus(tmp_path / f"r{rank}")
     ended = _run(tmp_path, case.ranks, "--data=corpus.bin --data-as-is --steps=12 --save-every=5")
@@ -133,7 +134,7 @@ def test_damage_after_the_first_steps_is_named_before_the_run_ends(tmp_path: Pat
     comparisons, is not.
     """
     case = DATA["tensors"]
-    harness.written(plan_text(case), tmp_path)
+    write_program(plan_text(case), tmp_path)
     for rank in range(2):
         _write_corpus(tmp_path / f"r{rank}")
     ended = _run(tmp_path, 2, "--data=corpus.bin --data-as-is --steps=4")
@@ -162,7 +163,7 @@ def _windows(folder: Path, step: int, case: Case) -> list[int]:
 def test_held_out_data_that_is_damaged_on_one_node_is_named(tmp_path: Path) -> None:
     """Of the two files the one that is trained on is good."""
     case = DATA["tensors"]
-    harness.written(plan_text(case).replace("tokenizer", "holdout = 5%  tokenizer"), tmp_path)
+    write_program(plan_text(case).replace("tokenizer", "holdout = 5%  tokenizer"), tmp_path)
     for rank in range(2):
         _write_corpus(tmp_path / f"r{rank}")
         for name in ("a.bin", "b.bin"):
@@ -246,7 +247,7 @@ def test_weights_of_another_revision_on_one_node_are_named(
         _change(tmp_path / f"r{given.ranks - 1}" / "model.safetensors", tensor)
     text = hf_models.plan(tmp_path / "r0", given.mesh, given.dp) + given.sections
     text = text.replace("shard {", "shard { layers over pp") if "pp" in given.mesh else text
-    module = harness.imported(harness.written(text, tmp_path / "program") / "train.py")
+    module = load_program(text, tmp_path / "program")
     lines = run_ranks(given.ranks, _fill, module, tmp_path)
     if differs:
         (line,) = {*lines}
@@ -277,7 +278,7 @@ def _fill(module: ModuleType, folder: Path) -> str:
 def test_a_run_does_not_begin_with_weights_that_differ(nodes: bool, tmp_path: Path) -> None:
     """Ranks of one machine do not look at each other's files, but at what they hold alike."""
     hf_models.model("llama", torch.float32).save_pretrained(tmp_path / "r0" / "w")
-    harness.written(hf_models.plan(tmp_path / "r0" / "w", "dp = 2  tp = 1", 2, "fp32"), tmp_path)
+    write_program(hf_models.plan(tmp_path / "r0" / "w", "dp = 2  tp = 1", 2, "fp32"), tmp_path)
     _write_corpus(tmp_path / "r0")
     shutil.copytree(tmp_path / "r0", tmp_path / "r1")
     tensors = load_file(tmp_path / "r1" / "w" / "model.safetensors")
@@ -313,7 +314,7 @@ STATE = {
 @pytest.mark.parametrize("kind", STATE)
 def test_a_bit_of_what_ranks_hold_alike_is_named(kind: str, tmp_path: Path) -> None:
     case = STATE[kind]
-    for lines in run_ranks(case.ranks, _flipped, harness.compiled(case, tmp_path)):
+    for lines in run_ranks(case.ranks, _flipped, harness.load_case(case, tmp_path)):
         assert lines[0] == ""
         for name, line in lines[1:]:
             assert line.startswith(
@@ -361,7 +362,7 @@ def test_plan_json_says_what_is_compared(kind: str, tmp_path: Path) -> None:
     data.
     """
     case = STATE[kind]
-    module = harness.compiled(case, tmp_path)
+    module = harness.load_case(case, tmp_path)
     rows = json.loads((tmp_path / "plan.json").read_text())["compared"]
     said = {
         param: "*".join(row["over"])
@@ -410,7 +411,7 @@ def _state_line(check: SameState) -> str:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", [STATE["tensors"], STATE["stages"]], ids=str)
 def test_a_run_saves_nothing_that_has_come_to_differ(case: Case, tmp_path: Path) -> None:
-    harness.written(plan_text(case), tmp_path)
+    write_program(plan_text(case), tmp_path)
     for rank in range(case.ranks):
         _write_corpus(tmp_path / f"r{rank}")
     fault = Fault(Point("step", 2, case.ranks - 1), Flip(of="state"))

@@ -17,6 +17,7 @@ from helpers.oracle import harness, matrix, reference
 from helpers.oracle.all_pairs import all_pairs
 from helpers.oracle.plans import Case, plan_text
 from helpers.oracle.reference import Step, Tensors
+from helpers.programs import import_module, write_program
 from scalec.compiler.syntax.diagnostics import PlanError
 
 LR = 0.01
@@ -218,7 +219,7 @@ def _close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-10) -
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    compare(case, harness.compiled(case, tmp_path))
+    compare(case, harness.load_case(case, tmp_path))
 
 
 def compare(case: Case, module: ModuleType, steps: int = 3, start: Tensors | None = None) -> None:
@@ -264,12 +265,12 @@ MUTANTS = (
 @pytest.mark.parametrize(("right", "wrong"), MUTANTS, ids=[right for right, _ in MUTANTS])
 def test_a_wrong_program_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
     case = Case(dp=2, tp=2, sp=True, microbatches=2)
-    script = harness.written(plan_text(case), tmp_path) / "train.py"
+    script = write_program(plan_text(case), tmp_path) / "train.py"
     text = script.read_text()
     assert right in text
     script.write_text(text.replace(right, wrong))
     with pytest.raises(AssertionError):
-        compare(case, harness.imported(script), steps=1)
+        compare(case, import_module(script), steps=1)
 
 
 def test_the_pairs_are_all_there() -> None:
@@ -316,7 +317,7 @@ def test_other_rules_are_right_or_refused(rules: str, kv: int, tmp_path: Path) -
     """However a plan shards: three steps equal one process, or a diagnostic says why not."""
     case = Case(dp=2, tp=2, kv=kv, rules=rules, microbatches=2, optimizer="adamw", clip=0.05)
     try:
-        module = harness.compiled(case, tmp_path)
+        module = harness.load_case(case, tmp_path)
     except PlanError:
         return
     compare(case, module)
@@ -332,7 +333,7 @@ def test_a_step_without_valid_tokens_changes_nothing(
     case = Case(dp=2, tp=2, sp=True, optimizer=optimizer, clip=0.05, microbatches=2)
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
     batches[empty] = (batches[empty][0], torch.full_like(batches[empty][1], -100))
-    steps = harness.run(case, harness.compiled(case, tmp_path), start, batches, LR)
+    steps = harness.run(case, harness.load_case(case, tmp_path), start, batches, LR)
     assert (steps[empty].loss, steps[empty].norm) == (0, 0)
     before = steps[empty - 1].parameters if empty else start
     assert all(torch.equal(steps[empty].parameters[name], value) for name, value in before.items())
@@ -353,7 +354,7 @@ def test_a_step_without_valid_tokens_changes_nothing(
 def test_the_validation_loss_equals_one_process(case: Case, tmp_path: Path) -> None:
     start, (batch,) = reference.initial(case.config), harness.batches(case, 1)
     expected = reference.run(case.config, case.training, start, [batch], LR)[0].loss
-    losses = harness.evaluate(case, harness.compiled(case, tmp_path), start, batch)
+    losses = harness.evaluate(case, harness.load_case(case, tmp_path), start, batch)
     assert losses == [pytest.approx(expected, rel=1e-10)] * case.ranks
 
 
@@ -366,7 +367,7 @@ def test_narrower_precisions_come_near(precision: str, tolerance: float, tmp_pat
     case = Case(dp=2, tp=2, sp=True, microbatches=2, precision=precision, optimizer="sgd")
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
     expected = reference.run(case.config, case.training, start, batches, LR)
-    steps = harness.run(case, harness.compiled(case, tmp_path), start, batches, LR)
+    steps = harness.run(case, harness.load_case(case, tmp_path), start, batches, LR)
     for got, want in zip(steps, expected, strict=True):
         assert got.loss == pytest.approx(want.loss, rel=tolerance)
         assert got.norm == pytest.approx(want.norm, rel=tolerance)
@@ -390,11 +391,11 @@ def test_initial_values_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
 
 
 def _initial(case: Case, folder: Path) -> dict[str, Tensor]:
-    return harness.initial(case, harness.compiled(case, folder), seed=5)
+    return harness.initial(case, harness.load_case(case, folder), seed=5)
 
 
 def test_the_learning_rate_is_the_plans(tmp_path: Path) -> None:
-    plan = harness.compiled(Case(), tmp_path).PLAN
+    plan = harness.load_case(Case(), tmp_path).PLAN
     for step in range(10):
         expected = reference.cosine(step, 10, 0.01, warmup=2, floor=1e-3)
         assert plan.schedule.lr(step, 10, plan.lr) == pytest.approx(expected, rel=1e-12)

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.forked_ranks import plain_groups
 from helpers.oracle import harness
+from helpers.programs import load_program
 from scalec.runtime import Mesh
 from scalec.runtime.comm.mesh import Axis
 
@@ -121,7 +122,7 @@ def events(plan: str, folder: Path) -> tuple[list[str], list[str]]:
 
     Fails where anything reads rows before they come.
     """
-    module, spy = harness.imported(harness.written(plan, folder) / "train.py"), Events()
+    module, spy = load_program(plan, folder), Events()
     with plain_groups():
         dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
         try:

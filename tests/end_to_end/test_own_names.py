@@ -14,6 +14,7 @@ from torch import Tensor
 
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
+from helpers.programs import load_program
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint import export, saver
 from scalec.runtime.checkpoint.hf_weights import Reader
@@ -95,15 +96,11 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens, labels
 
 
-def compiled(text: str, folder: Path) -> ModuleType:
-    return harness.imported(harness.written(text, folder) / "train.py")
-
-
 @pytest.mark.parametrize(("body", "mesh"), CASES, ids=lambda each: each)
 def test_what_a_mesh_exports_one_process_begins_with(body: str, mesh: str, tmp_path: Path) -> None:
     axes, rules, sections = MESHES[mesh]
-    on_mesh = compiled(plan(body, axes, rules, sections), tmp_path / "mesh")
-    alone = compiled(plan(body), tmp_path / "alone")
+    on_mesh = load_program(plan(body, axes, rules, sections), tmp_path / "mesh")
+    alone = load_program(plan(body), tmp_path / "alone")
     ranks = 4 if "tp" in axes else 2
     _, next_loss = run_ranks(ranks, _two_steps, on_mesh, tmp_path)[0]
     export.export(tmp_path / "step-000001", tmp_path / "out", on_mesh.PLAN.names)

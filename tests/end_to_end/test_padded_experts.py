@@ -50,7 +50,7 @@ CASES = [
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    compare(case, harness.compiled(case, tmp_path))
+    compare(case, harness.load_case(case, tmp_path))
 
 
 FEW = (
@@ -93,7 +93,7 @@ FEW = (
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", [replace(case, bounded=True) for case in FEW], ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    compare(case, harness.compiled(case, tmp_path), steps=2)
+    compare(case, harness.load_case(case, tmp_path), steps=2)
 
 
 TO_FIRST = (
@@ -115,4 +115,4 @@ def test_all_tokens_to_the_same_experts(case: Case, tmp_path: Path) -> None:
     start |= {
         name: torch.zeros_like(value) for name, value in start.items() if name.endswith("router")
     }
-    compare(case, harness.compiled(case, tmp_path), start=start, steps=1)
+    compare(case, harness.load_case(case, tmp_path), start=start, steps=1)

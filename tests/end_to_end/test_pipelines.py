@@ -96,7 +96,7 @@ CASES = [
 @pytest.mark.long
 @pytest.mark.parametrize("case", [*CASES, *WITHOUT_TURNS], ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
-    compare(case, harness.compiled(case, tmp_path))
+    compare(case, harness.load_case(case, tmp_path))
 
 
 def test_every_schedule_is_run() -> None:

@@ -88,7 +88,7 @@ def test_each_layer_is_one_product_forward_and_two_backward(case: Case, tmp_path
     """Where weight parts of backward come later, one is left; queries as wide as keys are not
     copied together.
     """
-    module = harness.compiled(case, tmp_path)
+    module = harness.load_case(case, tmp_path)
     start, batches = reference.initial(case.config), list(harness.batches(case, STEPS))
     steps, forward, backward = zip(
         *run_ranks(case.ranks, _train, module, start, batches), strict=True
@@ -128,7 +128,7 @@ def _train_compiled(
 @pytest.mark.parametrize("case", COMPILED, ids=str)
 def test_in_a_graph_each_layer_is_one_product_too(case: Case, tmp_path: Path) -> None:
     """One graph serves all layers."""
-    module = harness.compiled(case, tmp_path)
+    module = harness.load_case(case, tmp_path)
     start, batches = reference.initial(case.config), list(harness.batches(case, STEPS))
     steps, found = zip(*run_ranks(case.ranks, _train_compiled, module, start, batches), strict=True)
     _compare(case, steps, start, batches)

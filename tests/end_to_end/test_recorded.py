@@ -20,6 +20,7 @@ from helpers.forked_ranks import plain_groups
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from helpers.oracle.recording import EVALUATIONS, recorded
+from helpers.programs import import_module, load_program, write_program
 from scalec.compiler.proof.recorded import compare
 from scalec.compiler.proof.recorded.files import Call, Record, RecordError, Stretch
 from scalec.compiler.proof.recorded.order import disorder
@@ -52,7 +53,7 @@ PLANTED = Case(dp=2, tp=2, sp=True, microbatches=2, clip=1.0)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_record_is_the_plan(case: Case, tmp_path: Path) -> None:
-    found = recorded(harness.compiled(case, tmp_path), tmp_path, "--steps 2")
+    found = recorded(harness.load_case(case, tmp_path), tmp_path, "--steps 2")
     assert found.equal, found.lines()
     assert (found.steps, found.evaluations, found.ranks, found.backend) == (
         2,
@@ -72,12 +73,12 @@ def test_what_the_sanitizer_compares_is_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCALEC_SANITIZE", "1")
-    found = recorded(harness.compiled(PLANTED, tmp_path), tmp_path, "--steps 1")
+    found = recorded(harness.load_case(PLANTED, tmp_path), tmp_path, "--steps 1")
     assert found.equal, found.lines()
 
 
 def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
-    found = recorded(harness.compiled(Case(), tmp_path), tmp_path, "--steps 1")
+    found = recorded(harness.load_case(Case(), tmp_path), tmp_path, "--steps 1")
     assert found.equal, found.lines()
     assert (
         f"tiny, 1 step and {EVALUATIONS} evaluations on 1 rank, no backend, torch" in found.lines()
@@ -94,7 +95,7 @@ def test_random_plans_communicate_in_the_order_of_the_ir(
 ) -> None:
     """On groups that only pretend, one rank after another: order needs no numbers."""
     folder = tmp_path_factory.mktemp("random")
-    module = harness.imported(harness.written(plan, folder) / "train.py")
+    module = load_program(plan, folder)
     world = prod(module.PLAN.mesh.values())
     with plain_groups():
         for rank in range(world):
@@ -219,12 +220,12 @@ def test_a_planted_difference_is_found(
     """
     monkeypatch.setattr(SameState, "require", lambda *_: None)
     line, instead, says = DEFECTS[name]
-    path = harness.written(plan_text(PLANTED), tmp_path) / "train.py"
+    path = write_program(plan_text(PLANTED), tmp_path) / "train.py"
     text = path.read_text()
     assert line in text
     text = text.replace(line, instead, 1)
     path.write_text(text.replace(SECOND, "pass", 1) if name == "order" else text)
-    found = recorded(harness.imported(path), tmp_path, "--steps 1")
+    found = recorded(import_module(path), tmp_path, "--steps 1")
     assert not found.equal
     assert says in found.lines(), found.lines()
     assert bool(found.disorder) == (name == "order")
@@ -237,7 +238,7 @@ def test_a_planted_difference_is_found(
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of two steps on two ranks."""
     folder = tmp_path_factory.mktemp("whole")
-    assert recorded(harness.compiled(Case(tp=2), folder), folder, "--steps 2").equal
+    assert recorded(harness.load_case(Case(tp=2), folder), folder, "--steps 2").equal
     return folder / "runs/tiny/recorded"
 
 

@@ -85,7 +85,7 @@ CASES = (
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_record_is_the_plan(case: Case, tmp_path: Path) -> None:
-    found = recorded(harness.compiled(case, tmp_path), tmp_path, "--steps 2")
+    found = recorded(harness.load_case(case, tmp_path), tmp_path, "--steps 2")
     assert found.equal, found.lines()
 
 
@@ -102,7 +102,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of a step in which ranks do not send each other as many rows."""
     folder = tmp_path_factory.mktemp("whole")
     case = Case(dp=2, model="two", experts="dp")
-    assert recorded(harness.compiled(case, folder), folder, "--steps 1").equal
+    assert recorded(harness.load_case(case, folder), folder, "--steps 1").equal
     return folder / "runs/tiny/recorded"
 
 

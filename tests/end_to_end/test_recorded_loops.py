@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from helpers.oracle.recording import recorded
+from helpers.programs import import_module, load_program, write_program
 from scalec.runtime.train.same_state import SameState
 
 LAYERS = 4
@@ -71,9 +71,7 @@ def text(case: Case) -> str:
 
 def is_equal(plan: str, folder: Path) -> None:
     """Asserts that a plan's program does what its account says, of which some is done in layers."""
-    found = recorded(
-        harness.imported(harness.written(plan, folder) / "train.py"), folder, "--steps 2"
-    )
+    found = recorded(load_program(plan, folder), folder, "--steps 2")
     assert found.equal, found.lines()
     listed = json.loads((folder / "plan.json").read_text())["collectives"]
     assert any(it["bucket"] and it["loops"] for it in listed)
@@ -152,12 +150,12 @@ def test_a_planted_difference_is_found(
     """
     monkeypatch.setattr(SameState, "require", lambda *_: None)
     case, changes, says = DEFECTS[name]
-    path = harness.written(text(case), tmp_path) / "train.py"
+    path = write_program(text(case), tmp_path) / "train.py"
     program = path.read_text()
     assert all(line in program for line in changes)
     path.write_text(
         re.sub("|".join(map(re.escape, changes)), lambda found: changes[found[0]], program)
     )
-    found = recorded(harness.imported(path), tmp_path, "--steps 1")
+    found = recorded(import_module(path), tmp_path, "--steps 1")
     assert not found.equal
     assert says in found.lines(), found.lines()

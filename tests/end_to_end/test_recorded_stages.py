@@ -10,6 +10,7 @@ import pytest
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from helpers.oracle.recording import recorded
+from helpers.programs import import_module, load_program, write_program
 from helpers.uneven_stages import unlike
 from scalec.compiler.proof.recorded.files import Call, Record, Stretch
 from scalec.compiler.proof.recorded.order import disorder
@@ -49,7 +50,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    found = recorded(harness.compiled(case, tmp_path), tmp_path, "--steps 2")
+    found = recorded(harness.load_case(case, tmp_path), tmp_path, "--steps 2")
     assert found.equal, found.lines()
     plan = json.loads((tmp_path / "plan.json").read_text())
     calls = [0] * case.pp
@@ -60,9 +61,7 @@ def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
 
 
 def test_the_record_of_messages_that_differ_from_cut_to_cut(tmp_path: Path) -> None:
-    found = recorded(
-        harness.imported(harness.written(unlike(), tmp_path) / "train.py"), tmp_path, "--steps 2"
-    )
+    found = recorded(load_program(unlike(), tmp_path), tmp_path, "--steps 2")
     assert found.equal, found.lines()
 
 
@@ -71,7 +70,7 @@ def test_the_rank_that_has_most_is_told_of(tmp_path: Path) -> None:
     loss.
     """
     found = recorded(
-        harness.compiled(CASES["tied over some ranks"], tmp_path), tmp_path, "--steps 1"
+        harness.load_case(CASES["tied over some ranks"], tmp_path), tmp_path, "--steps 1"
     )
     plan = json.loads((tmp_path / "plan.json").read_text())
     messages = [
@@ -105,14 +104,14 @@ DEFECTS = {
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_difference_is_found(name: str, tmp_path: Path) -> None:
     line, instead, says = DEFECTS[name]
-    path = harness.written(plan_text(SP), tmp_path) / "train.py"
+    path = write_program(plan_text(SP), tmp_path) / "train.py"
     text, rows = path.read_text(), path.with_name("schedule.csv").read_text()
     assert line in text + rows
     changed = rows.replace(line, instead, 1)
     path.with_name("schedule.csv").write_text(changed)
     old, new = (sha256(each.encode()).hexdigest() for each in (rows, changed))
     path.write_text(text.replace(old, new).replace(line, instead, 1))
-    found = recorded(harness.imported(path), tmp_path, "--steps 1")
+    found = recorded(import_module(path), tmp_path, "--steps 1")
     assert not found.equal
     assert says in found.lines(), found.lines()
 

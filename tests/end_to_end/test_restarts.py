@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from helpers.launched import text_files
-from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import write_program
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.train.options import SEPARATE_STORES
 from scalec.testing.faults import (
@@ -35,7 +35,7 @@ OPTIONS = "--device=cpu --steps=12 --save-every=2 --log-every=1 --data text/a.tx
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    folder = harness.written(plan_text(Case(dp=2, microbatches=2)), tmp_path)
+    folder = write_program(plan_text(Case(dp=2, microbatches=2)), tmp_path)
     text_files(folder)
     return Program(folder, 2, OPTIONS, launcher="--max-restarts=1")
 

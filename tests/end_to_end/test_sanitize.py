@@ -21,6 +21,7 @@ from torch import Tensor
 from helpers.forked_ranks import HANGS, run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import write_program
 from scalec.runtime import Batch, Mesh, RunError, TrainState
 from scalec.runtime.comm import c10d, collectives
 from scalec.runtime.comm.p2p import Message
@@ -102,7 +103,7 @@ def _run(
     case: Case, folder: Path, fault: Fault, sanitized: bool, inputs: bool = True
 ) -> list[list[float]]:
     """The losses of each rank."""
-    module = harness.compiled(case, folder)
+    module = harness.load_case(case, folder)
     start, batches = reference.initial(case.config), [*harness.batches(case, STEPS)]
     return run_ranks(
         case.ranks, _reported, folder, module, start, batches, fault, sanitized, inputs
@@ -367,7 +368,7 @@ def test_what_does_not_come_as_it_was_sent_is_found(
 
 def test_a_run_ends_with_one_line(tmp_path: Path) -> None:
     case = Case(tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0)
-    program = harness.written(plan_text(case), tmp_path) / "train.py"
+    program = write_program(plan_text(case), tmp_path) / "train.py"
     lines = program.read_text().replace(
         "    state.update(",
         '    gradients["vectors"][3] += mesh.rank("tp") == 1\n    state.update(',

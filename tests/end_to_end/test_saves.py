@@ -11,8 +11,8 @@ from torch import Tensor
 
 from helpers.held_actions import Await, Leave
 from helpers.launched import text_files
-from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import load_program, write_program
 from helpers.small_log import small_log
 from scalec.compiler.analysis.memory import accounts
 from scalec.compiler.syntax.source import Source
@@ -60,7 +60,7 @@ def test_a_save_that_is_written_in_a_later_step_is_of_its_own(case: Case, tmp_pa
     once it is there.
     """
     plan = plan_text(case).replace("precision =", f"save_every = {SAVED}  precision =")
-    folder = harness.written(plan, tmp_path)
+    folder = write_program(plan, tmp_path)
     text_files(folder)
     program = Program(folder, case.ranks, OPTIONS)
     assert fork(program).wait().succeeded
@@ -90,7 +90,7 @@ def test_a_save_that_is_written_in_a_later_step_is_of_its_own(case: Case, tmp_pa
 )
 def test_the_account_is_what_a_single_rank_copies(case: Case, watch: str, tmp_path: Path) -> None:
     text = plan_text(case) + watch
-    plan = harness.imported(harness.written(text, tmp_path) / "train.py")
+    plan = load_program(text, tmp_path)
     model, state = plan.build(Mesh(plan.PLAN.mesh))
     Watching(
         plan.PLAN.watch,

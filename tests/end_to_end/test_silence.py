@@ -17,8 +17,8 @@ import pytest
 from torch.distributed.flight_recorder.components.loader import read_dump
 
 from helpers.forked_ranks import plain_groups
-from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import write_program
 from scalec.runtime.train.watchdog.call_order import get_planned_calls
 from scalec.testing.faults import (
     Action,
@@ -54,7 +54,7 @@ def plain() -> Iterator[None]:
 
 
 def _written(case: Case, folder: Path) -> None:
-    harness.written(plan_text(case), folder)
+    write_program(plan_text(case), folder)
     (folder / "corpus.bin").write_bytes(bytes(i * 7 % 32 for i in range(8000)))
 
 

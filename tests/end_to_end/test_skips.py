@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.oracle import harness
 from helpers.oracle.plans import SEQ, Case, plan_text
+from helpers.programs import write_program
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.testing.faults import Fault, Point, Program, fork, kill
 
@@ -28,7 +28,7 @@ NOISY = (30, 31, 70, 120)
 
 
 def _program(case: Case, folder: Path, log_every: int) -> Program:
-    harness.written(plan_text(case) + WATCH, folder)
+    write_program(plan_text(case) + WATCH, folder)
     rows = case.rows * STEPS // 2  # each is seen twice
     noise = torch.Generator().manual_seed(1)
     tokens = [

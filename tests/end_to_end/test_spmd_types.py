@@ -10,7 +10,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 
 import pytest
 import torch
@@ -19,16 +18,14 @@ from attrs import evolve
 from helpers.forked_ranks import run_ranks
 from helpers.omitted_coercions import planted
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import get_train_py
 from helpers.spmd_types_check import KINDS, checking, run
 from helpers.spmd_types_rules import COERCIONS, RULED, I, P, R, S, coerced, rules, spmd
 from scalec import runtime
-from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
 from scalec.compiler.ir import Kind, Op, Program
 from scalec.compiler.ir.placements import COERCIONS as OURS
 from scalec.compiler.ir.placements import DUAL
-from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh
 
 # theirs: they call functions that torch renamed
@@ -59,17 +56,10 @@ CASES = {
 }
 
 
-@cache
-def _compiled(name: str) -> tuple[str, Program]:
-    source = Source("tiny.scale", plan_text(CASES[name]))
-    program = compile_plan(source)
-    return emit(program, source)["train.py"], program
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_emitted_passes(name: str) -> None:
-    run(*_compiled(name))
+    run(*get_train_py(plan_text(CASES[name])))
 
 
 # How many defects the read-back refuses and what their checker says of them.  "shapes": torch
@@ -104,7 +94,7 @@ FLAGGED = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FLAGGED)
 def test_what_is_left_out_or_mistaken_is_flagged_by_both(name: str) -> None:
-    text, program = _compiled(name)
+    text, program = get_train_py(plan_text(CASES[name]))
     verdicts = Counter[str]()
     for defect in planted(text):
         with pytest.raises(AssertionError):
@@ -129,7 +119,7 @@ def _verdict(text: str, program: Program) -> str:
 
 
 def test_a_coercion_of_a_parameter_that_the_ir_lacks_is_flagged() -> None:
-    text, program = _compiled("dp × tp + SP")
+    text, program = get_train_py(plan_text(CASES["dp × tp + SP"]))
     programs = list(_lacking(program))
     assert len(programs) == len(program.params) + 3, "each over dp, and the norms over tp too"
     for lacking in programs:
@@ -166,7 +156,7 @@ WITHOUT = {
 def test_it_does_not_follow_by_itself_what_has_a_rule(function: str) -> None:
     name, message = WITHOUT[function]
     with pytest.raises((spmd.SpmdTypeError, ValueError), match=message):
-        run(*_compiled(name), without=function)
+        run(*get_train_py(plan_text(CASES[name])), without=function)
 
 
 def test_it_has_no_rule_for_a_product_of_heads_that_lie_on_more_ranks_than_those_of_the_other() -> (

@@ -17,7 +17,8 @@ from torch import Tensor
 from helpers import uneven_stages
 from helpers.oracle import harness
 from helpers.oracle.plans import ROWS, SEQ, Case
-from helpers.oracle.reference import Tensors
+from helpers.oracle.reference import random_parameters
+from helpers.programs import load_program
 
 LR, STEPS, TOLERANCE = 0.1, 2, 1e-10
 DRAWS = [[3, -5, 2**62, -(2**63), 7, 1, 0, 9], [11, 4, 2**40, -1, 8, 6, 2, 5]]
@@ -161,7 +162,7 @@ def _same_steps(
         module_of(text, folder / name)
         for text, name in zip(texts, ("whole", "staged"), strict=True)
     )
-    start = drawn(harness.initial(WHOLE, whole, seed=5))
+    start = random_parameters(harness.initial(WHOLE, whole, seed=5), 1 / 4)
     got, want = (
         harness.run(it, module, start, batches, LR)
         for it, module in ((case, staged), (WHOLE, whole))
@@ -183,18 +184,9 @@ def _same_steps(
 
 
 def module_of(text: str, folder: Path) -> ModuleType:
-    return harness.imported(harness.written(text, folder) / "train.py")
+    return load_program(text, folder)
 
 
 def batches_of(name: str) -> Iterator[tuple[Tensor, ...]]:
     for inputs, draws in zip(harness.batches(WHOLE, STEPS), DRAWS, strict=True):
         yield (*inputs, torch.tensor(draws)) if "dropout" in MODELS[name] else inputs
-
-
-def drawn(like: Tensors) -> Tensors:
-    """Parameters of a size at which every one of them matters."""
-    generator = torch.Generator().manual_seed(7)
-    return {
-        n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 4
-        for n, v in like.items()
-    }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import load_program
 
 LR = 0.01
 WHOLE = ""
@@ -29,7 +30,7 @@ def _gradients(state: str, reduce: str, folder: Path) -> dict[str, Tensor]:
         if reduce
         else plan_text(case)
     )
-    module = harness.imported(harness.written(text, folder) / "train.py")
+    module = load_program(text, folder)
     start, batches = reference.initial(case.config), list(harness.batches(case, 1))
     return harness.run(case, module, start, batches, LR)[0].gradients
 

@@ -108,7 +108,7 @@ def _train(
 
 
 def _compare(case: Case, folder: Path, backend: str) -> None:
-    module: Any = harness.compiled(case, folder)
+    module: Any = harness.load_case(case, folder)
     module.compile_each = partial(compile_each, backend=backend)
     start, batches = reference.initial(case.config), list(harness.batches(case, STEPS))
     expected = reference.run(case.config, case.training, start, batches, LR)

@@ -21,7 +21,6 @@ from end_to_end.test_stages import (
     STAGED,
     WHOLE,
     batches_of,
-    drawn,
     module_of,
     plan_of,
 )
@@ -29,7 +28,7 @@ from helpers import torch_target, uneven_stages
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import SEQ, Case, plan_text
-from helpers.oracle.reference import Tensors
+from helpers.oracle.reference import Tensors, random_parameters
 from scalec.codegen_templates import torch_ops
 
 REFUSED = {"dropped", "dropped, one whole"}
@@ -67,9 +66,14 @@ def _same_steps(
     is_read: bool = True,
 ) -> None:
     module = module_of(whole, folder / "whole")
-    start = drawn(harness.initial(WHOLE, module, seed=5))
+    start = random_parameters(harness.initial(WHOLE, module, seed=5), 1 / 4)
     steps = torch_target.run(
-        case.ranks, torch_target.compiled(staged, folder / "staged"), start, batches, LR, is_read
+        case.ranks,
+        torch_target.load_torch_program(staged, folder / "staged"),
+        start,
+        batches,
+        LR,
+        is_read,
     )
     assert_steps_equal(steps, harness.run(WHOLE, module, start, batches, LR))
 
@@ -95,7 +99,7 @@ def test_a_run_goes_on_in_other_stages(first: Case, then: Case, tmp_path: Path) 
     """From a checkpoint of torch's own."""
     start, batches = reference.initial(first.config), [*harness.batches(first, 3)]
     programs = [
-        torch_target.compiled(plan_text(case), tmp_path / str(number))
+        torch_target.load_torch_program(plan_text(case), tmp_path / str(number))
         for number, case in enumerate((first, then))
     ]
     whole = run_ranks(first.ranks, _losses, programs[0], start, batches, str(tmp_path / "saved"))[0]

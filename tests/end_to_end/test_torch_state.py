@@ -69,7 +69,7 @@ def test_torch_takes_a_state_from_mesh_to_mesh(
     one: Case, other: Case, safetensors: bool, tmp_path: Path
 ) -> None:
     programs = [
-        harness.compiled(case, tmp_path / name) for case, name in ((one, "one"), (other, "other"))
+        harness.load_case(case, tmp_path / name) for case, name in ((one, "one"), (other, "other"))
     ]
     saved, loaded = (
         harness.joined(
@@ -139,10 +139,10 @@ def test_a_program_of_torch_alone_goes_on_from_a_checkpoint_and_a_run_after_it(
     """
     sharded = replace(case, dp=1, tp=2, pp=1, microbatches=case.rows // 2, state="")
     ours, plan = (
-        harness.compiled(sharded, tmp_path / "ours"),
+        harness.load_case(sharded, tmp_path / "ours"),
         compile_plan(Source("tiny.scale", plan_text(sharded))),
     )
-    theirs = torch_target.compiled(plan_text(case), tmp_path / "theirs")
+    theirs = torch_target.load_torch_program(plan_text(case), tmp_path / "theirs")
     contents = convert.contents(checkpoint_names(plan, None))
     _, second = harness.batches(case, 2)
     parts = run_ranks(2, _step_and_save, ours, [*harness.batches(case, 2)], tmp_path / "run")

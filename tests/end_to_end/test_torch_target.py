@@ -24,7 +24,7 @@ from end_to_end.test_documents import (
     windows_of,
 )
 from end_to_end.test_models import BY_FILE as MODELS
-from end_to_end.test_models import drawn, expected_of, model_plan
+from end_to_end.test_models import expected_of, get_start, model_plan
 from end_to_end.test_numbers import assert_steps_equal
 from helpers import torch_target
 from helpers.forked_ranks import run_ranks
@@ -32,6 +32,7 @@ from helpers.oracle import harness, reference
 from helpers.oracle.compare import assert_same
 from helpers.oracle.models import HEADS, Model
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import import_module, write_program
 from scalec.codegen_templates import torch_ops
 from scalec.compiler.analysis.bucket_layout import layout_of
 from scalec.compiler.emit.dtensor import for_torch
@@ -237,7 +238,7 @@ MANY = (
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
     steps = torch_target.run(
-        case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR
+        case.ranks, torch_target.load_torch_program(plan_text(case), tmp_path), start, batches, LR
     )
     assert_steps_equal(steps, reference.run(case.config, case.training, start, batches, LR))
 
@@ -253,9 +254,13 @@ def test_both_programs_of_a_plan_are_equal(case: Case, tmp_path: Path) -> None:
     """
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
     steps = torch_target.run(
-        case.ranks, torch_target.compiled(plan_text(case), tmp_path / "torch"), start, batches, LR
+        case.ranks,
+        torch_target.load_torch_program(plan_text(case), tmp_path / "torch"),
+        start,
+        batches,
+        LR,
     )
-    ours = harness.run(case, harness.compiled(case, tmp_path / "runtime"), start, batches, LR)
+    ours = harness.run(case, harness.load_case(case, tmp_path / "runtime"), start, batches, LR)
     assert_steps_equal(steps, ours)
 
 
@@ -264,9 +269,11 @@ def test_both_programs_of_a_plan_are_equal(case: Case, tmp_path: Path) -> None:
 def test_models_of_the_library_equal_plain_torch(model: Model, tmp_path: Path) -> None:
     """Windows, caps of scores, biases, norms of all kinds."""
     case = Case(dp=2, tp=2, sp=True, kv=2 if model.grouped else HEADS)
-    module = torch_target.compiled(model_plan(model, case), tmp_path, str(PLANS / "tiny.scale"))
+    module = torch_target.load_torch_program(
+        model_plan(model, case), tmp_path, str(PLANS / "tiny.scale")
+    )
     like = run_ranks(case.ranks, torch_target.initial, module)[0]
-    start, batches = drawn(like), list(harness.batches(case, 2))
+    start, batches = get_start(like), list(harness.batches(case, 2))
     steps = torch_target.run(case.ranks, module, start, batches, LR)
     for got, want in zip(steps, expected_of(model, case, start, batches), strict=True):
         assert_same(got, want, "", 1e-10)
@@ -286,7 +293,7 @@ def test_models_of_the_library_equal_plain_torch(model: Model, tmp_path: Path) -
     ids=str,
 )
 def test_documents_are_each_alone(case: Case, tmp_path: Path) -> None:
-    module = torch_target.compiled(document_plan(case), tmp_path)
+    module = torch_target.load_torch_program(document_plan(case), tmp_path)
     windows, start = windows_of(case.rows, case.config.vocab), reference.initial(case.config)
     (step,) = torch_target.run(case.ranks, module, start, [given(windows, INPUTS)], LR)
     loss, gradients = alone(case.config, start, windows)
@@ -312,7 +319,7 @@ def test_windows_of_documents_equal_the_runtime_s(
 ) -> None:
     """The runtime's program is of one rank."""
     case = Case(cp=ranks, how=how, microbatches=2)
-    module = torch_target.compiled(windowed_plan(case, window), tmp_path)
+    module = torch_target.load_torch_program(windowed_plan(case, window), tmp_path)
     batch = given(windows_of(case.rows, case.config.vocab), INPUTS)
     (step,) = torch_target.run(case.ranks, module, reference.initial(case.config), [batch], LR)
     loss, gradients = windowed(Case(microbatches=2), window, tmp_path)
@@ -338,7 +345,7 @@ def test_narrower_precisions_come_near(
     case = Case(dp=2, microbatches=2, precision=precision, optimizer="sgd", state=state, **other)
     start, batches = reference.initial(case.config), list(harness.batches(case, 2))
     steps = torch_target.run(
-        case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR
+        case.ranks, torch_target.load_torch_program(plan_text(case), tmp_path), start, batches, LR
     )
     for got, want in zip(
         steps, reference.run(case.config, case.training, start, batches, LR), strict=True
@@ -404,7 +411,11 @@ def _communicated(case: Case, folder: Path, traffic: Any) -> Beyond:
     text = plan_text(case)
     program = _program(text)
     ranks = run_ranks(
-        case.ranks, _recorded, traffic, torch_target.compiled(text, folder), functional=True
+        case.ranks,
+        _recorded,
+        traffic,
+        torch_target.load_torch_program(text, folder),
+        functional=True,
     )
     beyond, filled = Beyond(), min(0.96, _filled(program))
     for rank, sent in enumerate(ranks):
@@ -454,7 +465,7 @@ def test_torch_communicates_little_beyond_a_plan(case: Case, tmp_path: Path, tra
 def test_fp16_is_that_of_plain_torch(state: str, scale: float, good: int, tmp_path: Path) -> None:
     """With a loss scale that stays, one that grows and one that falls."""
     steps, loop = test_fp16.batches(12), test_fp16.Loop(test_fp16.initial(), scale, good)
-    module = torch_target.compiled(test_fp16.PLAN.format(state=state), tmp_path)
+    module = torch_target.load_torch_program(test_fp16.PLAN.format(state=state), tmp_path)
     for batch, seen in zip(
         steps, run_ranks(2, _scaled, module, steps, scale, good)[0], strict=True
     ):
@@ -496,7 +507,7 @@ def _set_scale(optimizer: Any, scale: float, good: int) -> None:
 @pytest.mark.parametrize("state", test_fp16.STATES)
 def test_fp16_goes_on_from_a_checkpoint_to_the_last_bit(state: str, tmp_path: Path) -> None:
     """With a loss scale that grows in the step after it."""
-    module = torch_target.compiled(test_fp16.PLAN.format(state=state), tmp_path)
+    module = torch_target.load_torch_program(test_fp16.PLAN.format(state=state), tmp_path)
     for rank in run_ranks(
         2, _resumed, module, test_fp16.batches(2), str(tmp_path / "saved"), functional=True
     ):
@@ -575,11 +586,13 @@ def test_weights_go_from_one_program_to_the_other(tmp_path: Path) -> None:
     runtime read them.
     """
     ours, theirs = _tiny("dp = 1  tp = 2", ""), _tiny("dp = 2  tp = 1", "state { zero 3 over dp }")
-    folder = harness.written(ours, tmp_path / "runtime", str(PLANS / "variant.scale"))
-    module = torch_target.compiled(theirs, tmp_path / "torch", str(PLANS / "variant.scale"))
+    folder = write_program(ours, tmp_path / "runtime", str(PLANS / "variant.scale"))
+    module = torch_target.load_torch_program(
+        theirs, tmp_path / "torch", str(PLANS / "variant.scale")
+    )
     losses = run_ranks(2, _written_loss, module, str(tmp_path / "weights"), functional=True)
     assert (
-        run_ranks(2, _read_loss, harness.imported(folder / "train.py"), tmp_path / "weights")
+        run_ranks(2, _read_loss, import_module(folder / "train.py"), tmp_path / "weights")
         == [pytest.approx(losses[0], rel=1e-5)] * 2
     )
 
@@ -598,13 +611,13 @@ def test_weights_of_stages_are_those_of_any_mesh(tmp_path: Path) -> None:
     }
     at = str(PLANS / "variant.scale")
     staged, whole = (
-        torch_target.compiled(text, tmp_path / name, at) for name, text in texts.items()
+        torch_target.load_torch_program(text, tmp_path / name, at) for name, text in texts.items()
     )
     (loss,) = run_ranks(1, _written_loss, whole, str(tmp_path / "of_one"), functional=True)
     losses = run_ranks(2, _written_loss, staged, str(tmp_path / "of_two"), functional=True)
     assert losses == [pytest.approx(loss, rel=1e-6)] * 2
-    folder = harness.written(texts["whole"], tmp_path / "runtime", at)
-    (read,) = run_ranks(1, _read_loss, harness.imported(folder / "train.py"), tmp_path / "of_two")
+    folder = write_program(texts["whole"], tmp_path / "runtime", at)
+    (read,) = run_ranks(1, _read_loss, import_module(folder / "train.py"), tmp_path / "of_two")
     assert read == pytest.approx(loss, rel=1e-5)
 
 

@@ -20,6 +20,7 @@ from helpers.forked_ranks import HANGS
 from helpers.launched import run_file
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import write_program
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.train.options import parse
 from scalec.testing.faults import Fault, Point, Program, kill, torchrun
@@ -154,7 +155,7 @@ class _Run:
 
 def _trained(case: Case, folder: Path, corpus: Path, resume: _Run | None = None) -> _Run:
     """Trains to the last step, from the middle of another run if there is one."""
-    harness.written(plan_text(case), folder)
+    write_program(plan_text(case), folder)
     if resume:
         middle = f"checkpoints/step-{HALF:06d}"
         shutil.copytree(resume.folder / middle, folder / RUN / middle)
@@ -194,7 +195,7 @@ def _finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str
 
 
 def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
-    done = _finished(_start(1, harness.written(plan_text(MESH), tmp_path), corpus))
+    done = _finished(_start(1, write_program(plan_text(MESH), tmp_path), corpus))
     assert done.returncode != 0
     assert done.stderr.startswith("error: ")
     assert "takes 4 ranks, not 1" in done.stderr
@@ -204,7 +205,7 @@ def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
 def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
     """Of both ranks, which agree on it."""
     done = _finished(
-        _start(2, harness.written(plan_text(Case(dp=2)), tmp_path), tmp_path / "nowhere*")
+        _start(2, write_program(plan_text(Case(dp=2)), tmp_path), tmp_path / "nowhere*")
     )
     assert done.returncode != 0
     assert done.stderr.startswith("error: no data: ")
@@ -214,7 +215,7 @@ def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
 def test_torchrun_hands_on_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """torchrun abbreviates its own options, and looks for them after the script's name too."""
     with pytest.raises(SystemExit):
-        parse(harness.compiled(MESH, tmp_path).PLAN, ["--help"])
+        parse(harness.load_case(MESH, tmp_path).PLAN, ["--help"])
     options = set(re.findall(r"(?m)^  (--[a-z-]+)", capsys.readouterr().out))
     assert {"--steps", "--resume"} < options
     for option in options:
@@ -224,7 +225,7 @@ def test_torchrun_hands_on_every_option(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.long  # of a killed rank `test_silence.py` has a shorter test
 def test_a_killed_rank_ends_the_job(tmp_path: Path, corpus: Path) -> None:
     case = Case(dp=2)
-    harness.written(plan_text(case), tmp_path)
+    write_program(plan_text(case), tmp_path)
     program = Program(tmp_path, case.ranks, f"--device=cpu --steps=1000000 --data={corpus}")
     with torchrun(program, Fault(Point("step", 3, rank=1), kill())) as job:
         assert job.wait().statuses == (1,)

@@ -22,8 +22,9 @@ from attrs import evolve
 from torch import Tensor
 
 import scalec
-from helpers.oracle.harness import imported, run
+from helpers.oracle.harness import run
 from helpers.oracle.sgd import sgd_steps
+from helpers.programs import import_module
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.user_ops import copies
@@ -110,7 +111,7 @@ MESHES = {  # the ranks, the sections about them, and further settings of `train
 }
 
 
-def written(folder: Path, mesh: str) -> Path:
+def write_plan(folder: Path, mesh: str) -> Path:
     """The plan on a mesh, its module beside it."""
     (folder / "alibi_ops.py").write_text(MODULE)
     _, sections, more = MESHES[mesh]
@@ -121,11 +122,11 @@ def written(folder: Path, mesh: str) -> Path:
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_steps_are_equal(mesh: str, tmp_path: Path) -> None:
-    assert_equal_step(written(tmp_path, mesh))
+    assert_equal_step(write_plan(tmp_path, mesh))
 
 
 def test_mutants_are_caught(tmp_path: Path) -> None:
-    assert_mutants_caught(written(tmp_path, "tp and zigzag ring"))
+    assert_mutants_caught(write_plan(tmp_path, "tp and zigzag ring"))
 
 
 def with_positions(region: Region, words: tuple[str, ...]) -> Region:
@@ -144,7 +145,7 @@ def with_positions(region: Region, words: tuple[str, ...]) -> Region:
 
 @pytest.mark.parametrize("words", [(), ("head head_dim",), ("at heads",)], ids=str)
 def test_a_step_with_other_positions_is_another(words: tuple[str, ...], tmp_path: Path) -> None:
-    model = compile_plan(load(written(tmp_path, "tp and zigzag ring")), PASS_NAMES[0])
+    model = compile_plan(load(write_plan(tmp_path, "tp and zigzag ring")), PASS_NAMES[0])
     program = lower(model)
     verify(program, model)
     with pytest.raises(PlanError, match="E0701"):
@@ -165,7 +166,7 @@ OTHER_PROGRAMS = [  # what is written instead of what
     ("before", "after"), OTHER_PROGRAMS, ids=[after for _, after in OTHER_PROGRAMS]
 )
 def test_programs_with_other_positions_are_refused(before: str, after: str, tmp_path: Path) -> None:
-    source = load(written(tmp_path, "tp and zigzag ring"))
+    source = load(write_plan(tmp_path, "tp and zigzag ring"))
     program = compile_plan(source)
     text = emit(program, source)["train.py"]
     before, after = before.replace("'", '"'), after.replace("'", '"')
@@ -176,7 +177,7 @@ def test_programs_with_other_positions_are_refused(before: str, after: str, tmp_
 
 
 def test_the_functions_are_as_the_plan_says(tmp_path: Path) -> None:
-    plan = written(tmp_path, "tp")
+    plan = write_plan(tmp_path, "tp")
     assert_op(plan, "with_slopes", 8.0)
     assert_op(plan, "with_places")
 
@@ -217,7 +218,7 @@ def plain_loss(p: dict[str, Tensor], tokens: Tensor, labels: Tensor) -> Tensor:
 def test_programs_train_as_plain_torch(
     mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, out = load(written(tmp_path, mesh)), tmp_path / "out"
+    source, out = load(write_plan(tmp_path, mesh)), tmp_path / "out"
     program = compile_plan(source)
     out.mkdir()
     for name, text in (emit(program, source) | copies(program, source)).items():
@@ -235,7 +236,7 @@ def test_programs_train_as_plain_torch(
     ]
     batches[1][1][:3, 2:] = -100  # ranks have other numbers of labels
     case: Any = SimpleNamespace(ranks=MESHES[mesh][0])
-    found = run(case, imported(out / "train.py"), start, batches, 0.1)
+    found = run(case, import_module(out / "train.py"), start, batches, 0.1)
     expected = sgd_steps(plain_loss, start, batches, 0.1)
     for step, plain in zip(found, expected, strict=True):
         assert step.loss == pytest.approx(plain.loss, rel=1e-10)
@@ -267,7 +268,7 @@ def _losses(folder: Path, meshes: list[str]) -> list[float]:
         plan_folder = folder / str(number)
         plan_folder.mkdir(parents=True)
         program_folder = plan_folder / "out"
-        scalec.plan(written(plan_folder, mesh)).write(program_folder)
+        scalec.plan(write_plan(plan_folder, mesh)).write(program_folder)
         (program_folder / "corpus.bin").write_bytes(bytes(place * 7 % 23 for place in range(8000)))
         steps = 4 if number == len(meshes) - 1 else 2
         options = (

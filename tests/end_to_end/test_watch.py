@@ -84,13 +84,13 @@ def _noise(model: Any, state: Any) -> None:
     state.looks.insert(0, add)
 
 
-def _told(case: Case, folder: Path, asked: Watch, plant: Plant) -> set[str]:
+def get_reports(case: Case, folder: Path, asked: Watch, plant: Plant) -> set[str]:
     batch = next(harness.batches(case, 1))
     return {
         *run_ranks(
             case.ranks,
             _watched,
-            harness.compiled(case, folder),
+            harness.load_case(case, folder),
             batch,
             asked,
             plant,
@@ -103,7 +103,7 @@ def _told(case: Case, folder: Path, asked: Watch, plant: Plant) -> set[str]:
     "case", [*CASES, pytest.param(Case(dp=2, model="biased"), marks=pytest.mark.long)], ids=str
 )
 def test_a_healthy_run_is_told_nothing(case: Case, tmp_path: Path) -> None:
-    assert _told(case, tmp_path, Watch(copies=1, replay=2, spikes=5.0), _nothing) == {""}
+    assert get_reports(case, tmp_path, Watch(copies=1, replay=2, spikes=5.0), _nothing) == {""}
 
 
 PLANTS = {
@@ -116,7 +116,7 @@ PLANTS = {
 @pytest.mark.parametrize("case", CASES[:2], ids=str)
 def test_one_bit_of_a_copy_is_found(case: Case, what: str, tmp_path: Path) -> None:
     plant, words = PLANTS[what]
-    (told,) = _told(case, tmp_path, Watch(copies=1), plant)
+    (told,) = get_reports(case, tmp_path, Watch(copies=1), plant)
     assert told.startswith(words)
     assert " is not the same over " in told
     assert (
@@ -127,7 +127,7 @@ def test_one_bit_of_a_copy_is_found(case: Case, what: str, tmp_path: Path) -> No
 
 
 def test_a_step_that_is_not_itself_is_found(tmp_path: Path) -> None:
-    (told,) = _told(CASES[1], tmp_path, Watch(replay=2), _noise)
+    (told,) = get_reports(CASES[1], tmp_path, Watch(replay=2), _noise)
     assert told.startswith("step 2: run twice, rank 1 on ")
     assert "has another gradient of bucket `" in told
 
@@ -141,7 +141,7 @@ def _spoil(model: Any, *given: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES[1:], ids=str)
 def test_the_first_value_is_named(case: Case, tmp_path: Path) -> None:
-    (told,) = _told(case, tmp_path, Watch(locate=True), _spoil)
+    (told,) = get_reports(case, tmp_path, Watch(locate=True), _spoil)
     assert told.startswith(
         "step 2: loss nan, gradient norm nan; no parameter has been updated by it"
     )

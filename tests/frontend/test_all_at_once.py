@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from frontend.test_mistakes import PLAN as SMALL
+from helpers.edited_text import replace_once
 from helpers.mistakes import MISTAKES, PLAN, Mistake, edited
 from helpers.pipeline_plan import PLAN as PIPELINE
-from helpers.pipeline_plan import edited as of_pipeline
 from helpers.refused_plans import RULES_TP
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(folder: Path, text: str) -> list[tuple[str, int]]:
+def get_codes_and_lines(folder: Path, text: str) -> list[tuple[str, int]]:
     with pytest.raises(PlanError) as caught:
         compile_plan(Source(str(folder / "plan.scale"), text))
     return sorted((each.code, each.span.line) for each in caught.value.diagnostics)
@@ -42,7 +42,7 @@ def differs(folder: Path, several: Sequence[Mistake]) -> bool:
     the others.
     """
     text, expected, sure = edited(several)
-    found = told(folder, text)
+    found = get_codes_and_lines(folder, text)
     return len(found) != len({*found}) or not sure <= {*found} <= expected
 
 
@@ -51,7 +51,7 @@ def apart(several: Sequence[Mistake]) -> bool:
     return all(first.lines.isdisjoint(second.lines) for first, second in combinations(several, 2))
 
 
-def drawn(random: Random, count: int, size: int) -> Iterator[tuple[Mistake, ...]]:
+def random_mistakes(random: Random, count: int, size: int) -> Iterator[tuple[Mistake, ...]]:
     """Several mistakes each time, which touch different lines."""
     while count:
         several = tuple(random.sample(MISTAKES, size))
@@ -75,7 +75,7 @@ def test_there_are_mistakes_of_each_kind() -> None:
 )
 def test_one_mistake_is_one_message(mistake: Mistake, folder: Path) -> None:
     text, expected, _ = edited([mistake])
-    assert told(folder, text) == sorted(expected)
+    assert get_codes_and_lines(folder, text) == sorted(expected)
 
 
 @pytest.mark.parametrize(("size", "count"), [(2, PAIRS), (3, TRIPLES)])
@@ -84,7 +84,7 @@ def test_several_mistakes_are_all_told_and_nothing_else(
 ) -> None:
     wrong = [
         [each.name for each in several]
-        for several in drawn(Random(0), count, size)
+        for several in random_mistakes(Random(0), count, size)
         if differs(folder, several)
     ]
     assert not wrong
@@ -127,7 +127,10 @@ LATE = [
 def test_what_passes_find_is_told_beside_the_rest(
     plan: str, edits: dict[str, str], codes: str, folder: Path
 ) -> None:
-    assert " ".join(code for code, _ in told(folder, of_pipeline(edits, plan))) == codes
+    assert (
+        " ".join(code for code, _ in get_codes_and_lines(folder, replace_once(plan, edits)))
+        == codes
+    )
 
 
 def test_a_module_that_cannot_be_copied_is_told_beside_the_rest(
@@ -137,7 +140,7 @@ def test_a_module_that_cannot_be_copied_is_told_beside_the_rest(
     (tmp_path / "own.py").write_text(f"from . import near\n{(folder / 'own.py').read_text()}")
     second = 'op other(x[.., f], y[.., f], by) -> [.., f] over .., f from "own:gate"\n'
     text = second + PLAN.replace("lr = 1e-3", "lr = -1")
-    assert [code for code, _ in told(tmp_path, text)] == ["E0221", "E0405"]
+    assert [code for code, _ in get_codes_and_lines(tmp_path, text)] == ["E0221", "E0405"]
 
 
 @pytest.mark.long

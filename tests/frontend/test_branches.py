@@ -19,14 +19,14 @@ from helpers.oracle import harness
 from helpers.oracle.compare import assert_same
 from helpers.oracle.plans import Case
 from helpers.oracle.reference import Tensors, Training, train
+from helpers.programs import import_module, load_program, make_program, write_program
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
+from scalec.compiler.tuning.lowering import PASS_NAMES, lower
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint import export, saver
 from scalec.runtime.checkpoint.hf_weights import Reader
@@ -105,13 +105,9 @@ train {{
 """
 
 
-def compiled(text: str, stage: str = PASS_NAMES[-1]) -> Program:
-    return compile_plan(Source("m.scale", text), stage)
-
-
 def ir(text: str) -> str:
     """The program as text, without the places in the plan and the sizes of dims."""
-    lines = re.sub(r" !\S+:\d+", "", print_ir(compiled(text))).split("\n")
+    lines = re.sub(r" !\S+:\d+", "", print_ir(make_program(text))).split("\n")
     return "\n".join(line for line in lines if not line.startswith("dim "))
 
 
@@ -130,7 +126,7 @@ def test_a_divided_repeat_is_repeats_in_a_row(mesh: str) -> None:
 
 
 def test_the_parts_have_the_lengths_that_the_branches_give_them() -> None:
-    program = compiled(BRANCHES + trained("one rank"))
+    program = make_program(BRANCHES + trained("one rank"))
     assert {name: program.size(f"layers_{k}") for k, name in enumerate("abc")} == {
         "a": 2,
         "b": 2,
@@ -148,7 +144,7 @@ def test_the_mutants_are_caught() -> None:
 
 
 def test_programs_read_back_at_every_stage() -> None:
-    program = compiled(BRANCHES + NAMES + trained("tensor", GROUPS), PASS_NAMES[0])
+    program = make_program(BRANCHES + NAMES + trained("tensor", GROUPS), PASS_NAMES[0])
     for stage in PASS_NAMES:
         program = lower(program, stage)
         assert read_ir(Source("m.ir", print_ir(program))) == program
@@ -183,8 +179,8 @@ def _there(value: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_steps_equal_plain_torch(mesh: str, tmp_path: Path) -> None:
     case = MESHES[mesh][1]
-    folder = harness.written(BRANCHES + trained(mesh, GROUPS), tmp_path)
-    module = harness.imported(folder / "train.py")
+    folder = write_program(BRANCHES + trained(mesh, GROUPS), tmp_path)
+    module = import_module(folder / "train.py")
     start = harness.initial(case, module, seed=5)
     batches = list(harness.batches(case, 2))
     meant = sorted({name.rpartition(".")[2] for name in start if re.search(r"(w|norm)_\d$", name)})
@@ -216,9 +212,7 @@ def test_weights_go_out_as_they_came_in(tmp_path: Path) -> None:
     }
     (tmp_path / "in").mkdir()
     save_file(before, tmp_path / "in" / "model.safetensors")
-    module = harness.imported(
-        harness.written(BRANCHES + NAMES + trained("tensor"), tmp_path / "p") / "train.py"
-    )
+    module = load_program(BRANCHES + NAMES + trained("tensor"), tmp_path / "p")
     run_ranks(4, _saved, module, tmp_path / "in", tmp_path / "checkpoints")
     export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "out", module.PLAN.names)
     after = load_file(tmp_path / "out" / "model.safetensors")
@@ -238,7 +232,7 @@ def test_names_that_the_plan_has_already_are_not_given_to_parts() -> None:
     text = BRANCHES.replace("dense = 2", "dense = 2  layers_0 = 8").replace(
         "x = emb", "w_1 = tokens  x = emb", 0
     )
-    program = compiled(
+    program = make_program(
         text.replace("    x = x + y", "    w_0 = y  x = x + w_0") + trained("one rank")
     )
     assert {"w_0_", "w_1", "w_2"} <= {param.name for param in program.params}
@@ -267,8 +261,10 @@ def test_forms_of_branches(body: str) -> None:
     start = BRANCHES[: BRANCHES.index("  init w")] + "  x = embedding(tokens, wte[vocab, hidden])\n"
     loss = "  loss = cross_entropy(x @ head[hidden -> vocab], labels)\n}\n"
     text = f"{start}  repeat layers as i {{ {body} }}\n{loss}" + trained("one rank")
-    regions = [stmt for stmt in compiled(text, PASS_NAMES[0]).region.body if hasattr(stmt, "dim")]
-    program = compiled(text)
+    regions = [
+        stmt for stmt in make_program(text, PASS_NAMES[0]).region.body if hasattr(stmt, "dim")
+    ]
+    program = make_program(text)
     assert [program.size(region.dim) for region in regions] == FORMS[body]  # type: ignore[union-attr]
     assert_equal_step(text)
 
@@ -287,7 +283,7 @@ def test_repeats_in_repeats() -> None:
 }}
 names hf {{ wte = "wte"  head = "head"  w = "{{i}}.{{j}}" }}
 """
-    program = compiled(text + trained("one rank"))
+    program = make_program(text + trained("one rank"))
     assert {each.param: each.tensor for each in program.names if each.param.startswith("w_")} == {
         "w_0_0": "{i}.{j}",
         "w_0_1": "{i}.{j+2}",
@@ -319,7 +315,7 @@ def test_split_is_a_slice_for_each_name(mesh: str, tmp_path: Path) -> None:
     )
     assert_equal_step(text)
     case = MESHES[mesh][1]
-    module = harness.imported(harness.written(text, tmp_path) / "train.py")
+    module = load_program(text, tmp_path)
     assert (
         "gate, up, rest = split(linear(x, self.w), FFN, FFN, FFN)"
         in (tmp_path / "train.py").read_text()
@@ -346,7 +342,7 @@ def _gated(p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
 
 
 def test_the_read_back_refuses_another_split() -> None:
-    program = compiled(SPLIT + trained("one rank"))
+    program = make_program(SPLIT + trained("one rank"))
     text = train_py(program, Source("m.scale", SPLIT))
     check(text, program)
     for wrong in ("gate, rest, up = split", "up, gate, rest = split"):
@@ -430,7 +426,7 @@ def test_what_is_refused(before: str, after: str, code: str, words: str, said: s
     text = BRANCHES.replace("dense = 2", "dense = 2  half = 4")
     assert before in text
     with pytest.raises(PlanError) as caught:
-        compiled(text.replace(before, after, 1) + trained("one rank"))
+        make_program(text.replace(before, after, 1) + trained("one rank"))
     told = {each.code: each for each in reversed(caught.value.diagnostics)}
     assert code in told, str(caught.value)
     first = told[code]
@@ -443,7 +439,7 @@ def test_a_repeat_has_not_all_too_many_parts() -> None:
     text = BRANCHES.replace("layers = 5", "layers = 9999")
     many = "".join(f"if i < {k} {{}}" for k in range(10, 2000))
     with pytest.raises(PlanError, match="too many parts of repeats"):
-        compiled(text.replace("    x = x + y", f"{many} x = x + y") + trained("one rank"))
+        make_program(text.replace("    x = x + y", f"{many} x = x + y") + trained("one rank"))
 
 
 def test_a_model_does_not_grow_without_end() -> None:
@@ -454,4 +450,4 @@ def test_a_model_does_not_grow_without_end() -> None:
       {body} x = x + x {"}" * depth}
       loss = cross_entropy(x @ head[hidden -> vocab], labels) }}"""
     with pytest.raises(PlanError, match="too many parts of repeats"):
-        compiled(text + trained("one rank"))
+        make_program(text + trained("one rank"))

@@ -27,14 +27,13 @@ def _mistakes(data: str) -> tuple[Diagnostic, ...]:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(working_folder: Path) -> Path:
     """The working directory, with a text, raw ids and files that are neither."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "one.txt").write_text("some text " * 100)
-    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
-    np.save(tmp_path / "ids.npy", np.arange(1000))
-    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "ids.bin")
-    return tmp_path
+    (working_folder / "one.txt").write_text("some text " * 100)
+    (working_folder / "train.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    np.save(working_folder / "ids.npy", np.arange(1000))
+    np.arange(1000, dtype=np.uint16).tofile(working_folder / "ids.bin")
+    return working_folder
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers.forked_ranks import run_ranks
-from helpers.oracle import harness
+from helpers.programs import load_program
 from helpers.readback_plans import demand_refused
 from scalec.compiler.emit.train_py import program_files
 from scalec.compiler.ir.parser import read_ir
@@ -70,9 +70,7 @@ ONE, FOUR = (("dp = 1  ep = 1", TOKENS, ""), ("dp = 2  ep = 2", TOKENS, ""))
 def test_experts_find_their_place_and_the_way_back(
     mesh: str, ranks: int, shard: str, state: str, tmp_path: Path
 ) -> None:
-    module = harness.imported(
-        harness.written(PLAN % (mesh, shard, state, NAMES), tmp_path) / "train.py"
-    )
+    module = load_program(PLAN % (mesh, shard, state, NAMES), tmp_path)
     tensors = _tensors()
     save_file(tensors, tmp_path / "in.safetensors")
     held = run_ranks(ranks, _saved, module, tmp_path)
@@ -126,7 +124,7 @@ def _saved(
 
 
 def test_an_expert_without_its_tensor_is_told(tmp_path: Path) -> None:
-    module = harness.imported(harness.written(PLAN % (*ONE, NAMES), tmp_path) / "train.py")
+    module = load_program(PLAN % (*ONE, NAMES), tmp_path)
     tensors = _tensors()
     del tensors["1.3.down"], tensors["1.2.down"]
     save_file(tensors, tmp_path / "in.safetensors")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from helpers.programs import make_program
 from helpers.readback_plans import demand_refused
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import program_files
-from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.syntax.diagnostics import PlanError
@@ -68,11 +68,6 @@ CASES = [  # what is written instead of what, the code, a part of the message
 ]
 
 
-def compiled(names: str) -> Program:
-    """The plan with these entries."""
-    return compile_plan(Source("tiny.scale", PLAN % names))
-
-
 @pytest.mark.parametrize(("old", "new", "code", "message"), CASES)
 def test_each_mistake_is_told(old: str, new: str, code: str, message: str) -> None:
     assert NAMES.count(old) >= 1
@@ -80,10 +75,10 @@ def test_each_mistake_is_told(old: str, new: str, code: str, message: str) -> No
     if "over" in new:
         names = names.replace('over "h.{i}.bias"', "over tp")
     if not code:
-        compiled(names)
+        make_program(PLAN % names)
         return
     with pytest.raises(PlanError) as caught:
-        compiled(names)
+        make_program(PLAN % names)
     assert code in {found.code for found in caught.value.diagnostics}
     assert message in str(caught.value)
 
@@ -95,7 +90,7 @@ def test_another_form_of_files_is_an_error() -> None:
 
 
 def test_names_read_back_from_ir() -> None:
-    program = compiled(NAMES)
+    program = make_program(PLAN % NAMES)
     assert len(program.names) == 7
     assert read_ir(Source("ir", print_ir(program))) == program
 
@@ -113,7 +108,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("old", "new"), WRONG)
 def test_a_program_that_says_otherwise_is_refused(old: str, new: str) -> None:
-    program = compiled(NAMES)
+    program = make_program(PLAN % NAMES)
     demand_refused(
         program_files(program, Source("tiny.scale", PLAN % NAMES)),
         program,

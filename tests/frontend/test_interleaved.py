@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers.forked_ranks import run_ranks
-from helpers.oracle import harness
+from helpers.programs import load_program
 from helpers.readback_plans import demand_refused
 from scalec.compiler.analysis import verifier
 from scalec.compiler.emit.train_py import program_files
@@ -74,7 +74,7 @@ Place = tuple[tuple[int, ...], tuple[slice, ...]]
 
 @pytest.mark.parametrize(("mesh", "ranks"), MESHES)
 def test_rows_find_their_place_and_the_way_back(mesh: str, ranks: int, tmp_path: Path) -> None:
-    module = harness.imported(harness.written(PLAN % (mesh, NAMES), tmp_path) / "train.py")
+    module = load_program(PLAN % (mesh, NAMES), tmp_path)
     tensors = _tensors()
     save_file(tensors, tmp_path / "in.safetensors")
     held = run_ranks(ranks, _saved, module, tmp_path)

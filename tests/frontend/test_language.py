@@ -13,7 +13,7 @@ from typing import NamedTuple
 import attrs
 import pytest
 
-from helpers.unary_ops import UNARY, goes_over_one, written
+from helpers.unary_ops import UNARY, goes_over_one, make_call
 from scalec.compiler.cli.compile import compile_source
 from scalec.compiler.cli.op_trials import Trials
 from scalec.compiler.config.fields import Field, Part, fields_of, heading_of
@@ -104,19 +104,18 @@ def completed(block: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(working_folder: Path) -> None:
     """Works in a folder with what blocks name: the plans of scalec, and the files in the
     document.
     """
-    shutil.copytree(ROOT / "plans", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "plans", working_folder, dirs_exist_ok=True)
     for name, text in re.findall(
         r"```(?:python\n# (?=\w+\.py)|csv )(\w+\.\w+)\n(.*?)```", DOCUMENT, re.DOTALL
     ):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
+        (working_folder / name).write_text(text, encoding="utf-8")
 
 
-def said(block: str) -> str:
+def get_message(block: str) -> str:
     """What scalec says of a block that is wrong."""
     with pytest.raises(PlanError) as caught:
         compile_plan(Source("plan.scale", completed(block)))
@@ -180,7 +179,7 @@ WHOLE = {  # a use of each op that needs dims whole, these dims, and how the tab
         "ffn both",
         "all that are taken apart",
     ),
-    **{name: (written(name, "x"), "hidden", "`over`") for name in UNARY if goes_over_one(name)},
+    **{name: (make_call(name, "x"), "hidden", "`over`") for name in UNARY if goes_over_one(name)},
 }
 
 
@@ -383,7 +382,7 @@ def missing_table() -> Iterator[str]:
     """A row for each thing that is missing, with the first line of what scalec says of it."""
     yield from heading("what", "what scalec says of it")
     for what, block in MISSING.items():
-        yield row(what, said(f"{block}\n").split("\n")[0].removeprefix("error"))
+        yield row(what, get_message(f"{block}\n").split("\n")[0].removeprefix("error"))
 
 
 def codes_table() -> Iterator[str]:
@@ -428,7 +427,7 @@ TABLES = {
 def test_tables_and_quoted_errors_are_those_of_the_code(golden: Callable[[str, str], None]) -> None:
     def quoted(found: re.Match[str]) -> str:
         return (
-            f"{found[1]}```scale\n{found[2]}```\n\n```text\n{said(found[2])}```\n"
+            f"{found[1]}```scale\n{found[2]}```\n\n```text\n{get_message(found[2])}```\n"
             if found[1]
             else found[0]
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from frontend.test_mistakes import PLAN
+from helpers.programs import get_refusal
 from scalec.compiler.reports.lints import advice
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
@@ -96,16 +97,13 @@ WARNINGS = (
 )
 
 
-def _told(text: str) -> str:
-    with pytest.raises(PlanError) as caught:
-        compile_plan(Source("plan.scale", text))
-    return str(caught.value)
+def get_message(text: str) -> str:
+    return str(get_refusal(text, "plan.scale"))
 
 
 @pytest.fixture
-def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def used(working_folder: Path) -> None:
     """The plan of `test_mistakes` as `base.scale`."""
-    monkeypatch.chdir(tmp_path)
     Path("base.scale").write_text(PLAN)
 
 
@@ -117,7 +115,7 @@ def _over(settings: str) -> str:
 def test_of_settings_and_sharding(golden: Golden) -> None:
     golden(
         "mistakes_of_settings.txt",
-        "".join(f"{_told(_over(settings))}\n\n\n" for settings in OVERRIDES),
+        "".join(f"{get_message(_over(settings))}\n\n\n" for settings in OVERRIDES),
     )
 
 
@@ -133,7 +131,8 @@ def test_in_the_plan_itself(golden: Golden) -> None:
     for before, _ in EDITS:
         assert before in PLAN
     golden(
-        "mistakes_of_dims.txt", "".join(f"{_told(PLAN.replace(*edit, 1))}\n\n\n" for edit in EDITS)
+        "mistakes_of_dims.txt",
+        "".join(f"{get_message(PLAN.replace(*edit, 1))}\n\n\n" for edit in EDITS),
     )
 
 

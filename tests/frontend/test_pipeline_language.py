@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.pipeline_plan import PLAN, compiled, edited
+from helpers.edited_text import replace_once
+from helpers.pipeline_plan import PLAN, compiled
 from scalec.compiler.analysis.memory import accounts
 from scalec.compiler.cli.compile import load_ir_program
 from scalec.compiler.ir.parser import read_ir
@@ -32,7 +33,7 @@ def marked(span: Span) -> str:
     return line[span.column - 1 : span.end_column - 1]
 
 
-def told(edits: Mapping[str, str], path: str = "plan.scale") -> tuple[Diagnostic, ...]:
+def get_diagnostics(edits: Mapping[str, str], path: str = "plan.scale") -> tuple[Diagnostic, ...]:
     with pytest.raises(PlanError) as caught:
         compiled(edits, path=path)
     assert {diagnostic.code for diagnostic in caught.value.diagnostics} <= get_codes().keys()
@@ -268,14 +269,14 @@ MISTAKES = {  # edits, code, the words that are marked, what is said, what helps
 @pytest.mark.parametrize("what", MISTAKES)
 def test_each_mistake_is_told_at_its_words(what: str) -> None:
     edits, code, words, said, helps = MISTAKES[what]
-    first = told(edits)[0]
+    first = get_diagnostics(edits)[0]
     assert (first.code, marked(first.span)) == (code, words)
     assert said in first.message
     assert helps in first.help
 
 
 def test_places_that_have_to_do_with_a_mistake_are_shown() -> None:
-    (found,) = told({"1f1b": "dualpipev"})
+    (found,) = get_diagnostics({"1f1b": "dualpipev"})
     assert [note.span and marked(note.span) for note in found.notes] == [
         "global_batch = 24",
         "pp = 4",
@@ -283,14 +284,14 @@ def test_places_that_have_to_do_with_a_mistake_are_shown() -> None:
 
 
 def test_without_a_section_mistakes_stand_where_repeats_are_laid() -> None:
-    (found,) = told({"pipeline { schedule = 1f1b }\n": "", "layers = 6": "layers = 1"})
+    (found,) = get_diagnostics({"pipeline { schedule = 1f1b }\n": "", "layers = 6": "layers = 1"})
     assert marked(found.span) == "layers"
 
 
 def test_parts_of_a_repeat_are_one_mistake() -> None:
     branch = "repeat layers as i { if i < 2 { x = tanh(x) } else { x = silu(x) }"
     around = {"  repeat layers {": f"  repeat rest {{ {branch}", "  }\n  loss": "  } }\n  loss"}
-    assert len(told(around)) == 1
+    assert len(get_diagnostics(around)) == 1
 
 
 # ---- what compiles
@@ -442,7 +443,7 @@ def sizes(order: str) -> list[int]:
 
 def test_the_arithmetic_of_too_few_bytes() -> None:
     """What the message adds up is what the account says of a rank that does one microbatch."""
-    (found,) = told({"1f1b": "auto(memory=8KiB)"})
+    (found,) = get_diagnostics({"1f1b": "auto(memory=8KiB)"})
     parts = re.fullmatch(
         r"rank 0 needs (.*) KiB of state and inputs \+ (.*) KiB of one microbatch \+ (.*) KiB while it is done "
         r"= (.*) KiB, but its memory budget is 8.0 KiB",
@@ -513,7 +514,9 @@ def test_what_auto_decides_is_in_the_ir() -> None:
 @pytest.mark.parametrize("tied", [{}, {"x @ head[hidden -> vocab]": "x @ wte"}], ids=["", "tied"])
 def test_stages_of_auto_that_lie_down_and_up_are_proved(tied: dict[str, str]) -> None:
     """The first rank has the embedding and the head: of one tied no sum over ranks is left."""
-    model = compile_plan(Source("plan.scale", edited({**DOWN_AND_UP, **tied})), "resolve")
+    model = compile_plan(
+        Source("plan.scale", replace_once(PLAN, {**DOWN_AND_UP, **tied})), "resolve"
+    )
     program = lower(model)
     verify(program, model)
     assert program.pipeline
@@ -575,7 +578,9 @@ def test_messages_of_a_file_are_written_anew(plan: str) -> None:
 @pytest.mark.parametrize(("name", "ranks"), [("zb_h1", 4), ("zbv", 2)])
 def test_steps_of_a_file_are_proved(name: str, ranks: int, plan: str) -> None:
     written(plan, csv(SCHEDULES[name](ranks, 6)))
-    model = compile_plan(Source(plan, edited({**FILE, "pp = 4": f"pp = {ranks}"})), "resolve")
+    model = compile_plan(
+        Source(plan, replace_once(PLAN, {**FILE, "pp = 4": f"pp = {ranks}"})), "resolve"
+    )
     verify(lower(model), model)
 
 
@@ -583,7 +588,7 @@ def test_the_path_is_that_from_the_file_that_says_it(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     plan = str(tmp_path / "base" / "plan.scale")
     written(plan, csv(SCHEDULES["gpipe"](4, 6)))
-    Path(plan).write_text(edited(FILE))
+    Path(plan).write_text(replace_once(PLAN, FILE))
     text = 'use "base/plan.scale" { train { steps = 9 } }'
     program = compile_plan(Source(str(tmp_path / "other.scale"), text))
     assert program.pipeline
@@ -609,19 +614,19 @@ WRONG_ROWS = {  # what is written instead of what, where, and what is said
 def test_problems_of_rows_are_told_with_rank_and_cell(what: str, plan: str) -> None:
     before, after, label, said = WRONG_ROWS[what]
     assert before in ROWS
-    first = told(FILE, written(plan, ROWS.replace(before, after, 1)))[0]
+    first = get_diagnostics(FILE, written(plan, ROWS.replace(before, after, 1)))[0]
     assert (first.code, marked(first.span), first.label) == ("E0517", '"rows.csv"', label)
     assert first.message.startswith(f"`rows.csv`: {said}")
 
 
 def test_of_many_problems_a_few_are_told(plan: str) -> None:
-    found = told(FILE, written(plan, ROWS.replace("F3", "F2").replace("B4", "B2")))
+    found = get_diagnostics(FILE, written(plan, ROWS.replace("F3", "F2").replace("B4", "B2")))
     assert len(found) == 6
     assert "more like these" in found[-1].message
 
 
 def test_rows_for_other_numbers(plan: str) -> None:
-    found = told(FILE, written(plan, csv(SCHEDULES["1f1b"](3, 5))))
+    found = get_diagnostics(FILE, written(plan, csv(SCHEDULES["1f1b"](3, 5))))
     assert [each.message for each in found] == [
         "`rows.csv` is for 3 ranks, the plan has 4",
         "`rows.csv` is for 5 microbatches, the plan has 6",
@@ -633,7 +638,7 @@ def test_rows_for_other_numbers(plan: str) -> None:
 
 
 def test_a_file_is_bounded(plan: str) -> None:
-    (found,) = told(FILE, written(plan, "," * (2**20 + 1)))
+    (found,) = get_diagnostics(FILE, written(plan, "," * (2**20 + 1)))
     assert (found.code, found.message.split(" is ")[1]) == ("E0102", "larger than 1024 KiB")
 
 

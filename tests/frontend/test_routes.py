@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.unary_ops import written
+from helpers.programs import get_refusal
+from helpers.unary_ops import make_call
 from scalec.compiler.emit import emit
 from scalec.compiler.frontend.expert_rules import ROW_BY_ROW
 from scalec.compiler.ops import OPS
@@ -138,7 +139,7 @@ INSIDE = (
 )
 
 FINE = (
-    *(f"y = {written(name, 'y')}" for name in sorted({*ROW_BY_ROW} - {"concat", "split"})),
+    *(f"y = {make_call(name, 'y')}" for name in sorted({*ROW_BY_ROW} - {"concat", "split"})),
     "y = gelu(y)",
     "y = softcap(leaky_relu(y, 0.1), 30)",
     "g, u = split(y @ e_up[hidden -> both], [expert_ffn, expert_ffn])  y = silu(g) * u @"
@@ -161,23 +162,20 @@ REFUSED = [
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(working_folder: Path) -> None:
     """Works in a folder with the functions of the user ops."""
-    (tmp_path / "my_ops.py").write_text(
+    (working_folder / "my_ops.py").write_text(
         "def halved(x):\n    return x / 2\n\n\ndef summed(x):\n    return x\n"
     )
-    monkeypatch.chdir(tmp_path)
 
 
-def _told(text: str) -> str:
+def get_message(text: str) -> str:
     assert text != PLAN
-    with pytest.raises(PlanError) as caught:
-        compile_plan(Source("plan.scale", text))
-    return str(caught.value)
+    return str(get_refusal(text, "plan.scale"))
 
 
 def test_mistakes(golden: Golden) -> None:
-    golden("mistakes_of_routes.txt", "".join(f"{_told(text)}\n\n\n" for text in REFUSED))
+    golden("mistakes_of_routes.txt", "".join(f"{get_message(text)}\n\n\n" for text in REFUSED))
 
 
 @pytest.mark.parametrize("body", FINE)
@@ -192,7 +190,9 @@ def test_what_experts_can_compute(body: str) -> None:
     "name", sorted({name for name, op in OPS.items() if op.user_visible} - {*ROW_BY_ROW})
 )
 def test_experts_have_no_other_ops(name: str) -> None:
-    assert f"error[E0220]: experts have no `{name}`" in _told(PLAN.replace(BODY, f"y = {name}(y)"))
+    assert f"error[E0220]: experts have no `{name}`" in get_message(
+        PLAN.replace(BODY, f"y = {name}(y)")
+    )
 
 
 def test_values_and_parameters_of_a_body_leave_names_free() -> None:
@@ -318,8 +318,9 @@ def test_only_experts_that_no_machine_can_hold_leave_it(
     if is_wide:
         compile_plan(Source("plan.scale", plan))
     else:
-        assert "error[E0511]: axis `dp` spans several nodes: 4 ranks, but 2 GPUs per node" in _told(
-            plan
+        assert (
+            "error[E0511]: axis `dp` spans several nodes: 4 ranks, but 2 GPUs per node"
+            in get_message(plan)
         )
 
 

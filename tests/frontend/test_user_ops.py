@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from attrs import evolve
 
 from helpers.forked_ranks import run_ranks
-from helpers.oracle.harness import fill, imported, local_batch
+from helpers.oracle.harness import fill, local_batch
+from helpers.programs import import_module
 from scalec.compiler.cli import main
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
@@ -99,7 +100,7 @@ MESHES = {
 }
 
 
-def written(
+def write_plan(
     folder: Path, mesh: str = "sequence parallel", ops: str = OPS, model: str = MODEL
 ) -> Path:
     """A plan in a folder, its module beside it."""
@@ -113,7 +114,7 @@ def written(
 
 
 def test_dims_of_a_signature_stand_for_those_of_the_model(tmp_path: Path) -> None:
-    program = compile_plan(load(written(tmp_path)), PASS_NAMES[0])
+    program = compile_plan(load(write_plan(tmp_path)), PASS_NAMES[0])
     calls = [dict(op.attrs) for op in program.ops if op.kind == "call"]
     assert calls == [
         {
@@ -222,7 +223,7 @@ MISTAKES += [  # of positions
 def test_mistakes(
     before: str, after: str, code: str, words: str, said: str, tmp_path: Path
 ) -> None:
-    plan = written(tmp_path)
+    plan = write_plan(tmp_path)
     text = plan.read_text()
     assert before in text
     plan.write_text(text.replace(before, after, 1))
@@ -236,7 +237,7 @@ def test_mistakes(
 
 
 def test_positions_of_samples_are_refused(tmp_path: Path) -> None:
-    plan = written(tmp_path)
+    plan = write_plan(tmp_path)
     module = (
         (tmp_path / "own.py").read_text().replace("def centred(x, w):", "def centred(x, w, at):")
     )
@@ -257,7 +258,7 @@ def test_positions_of_samples_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_module_that_is_not_python(tmp_path: Path) -> None:
-    plan = written(tmp_path)
+    plan = write_plan(tmp_path)
     (tmp_path / "own.py").write_text("def gated(:\n")
     with pytest.raises(PlanError, match="is not Python"):
         compile_plan(load(plan))
@@ -267,7 +268,7 @@ def test_a_module_that_is_not_python(tmp_path: Path) -> None:
 def test_a_module_whose_name_programs_use(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = written(tmp_path)
+    plan = write_plan(tmp_path)
     (tmp_path / f"{name}.py").write_text(MODULE)
     plan.write_text(plan.read_text().replace("own:", f"{name}:"))
     assert main(["check", str(plan)]) == 1
@@ -278,7 +279,7 @@ def test_a_module_whose_name_programs_use(
 
 
 def test_the_ir_reads_back_at_every_stage(tmp_path: Path) -> None:
-    program = compile_plan(load(written(tmp_path)), PASS_NAMES[0])
+    program = compile_plan(load(write_plan(tmp_path)), PASS_NAMES[0])
     for stage in PASS_NAMES:
         program = lower(program, stage)
         assert read_ir(Source("own.ir", print_ir(program))) == program
@@ -286,7 +287,7 @@ def test_the_ir_reads_back_at_every_stage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("function", ["own:gated; import os", "own", "own:1", ":gated"])
 def test_ir_of_a_function_that_is_no_name_is_refused(function: str, tmp_path: Path) -> None:
-    plan = written(tmp_path)
+    plan = write_plan(tmp_path)
     ir = tmp_path / "own.ir"
     ir.write_text(print_ir(compile_plan(load(plan))).replace("own:gated", function))
     assert main(["check", str(ir)]) == 1
@@ -294,11 +295,11 @@ def test_ir_of_a_function_that_is_no_name_is_refused(function: str, tmp_path: Pa
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_steps_are_equal(mesh: str, tmp_path: Path) -> None:
-    assert_equal_step(written(tmp_path, mesh))
+    assert_equal_step(write_plan(tmp_path, mesh))
 
 
 def test_the_mutants_are_caught(tmp_path: Path) -> None:
-    assert_mutants_caught(written(tmp_path))
+    assert_mutants_caught(write_plan(tmp_path))
 
 
 def with_cap(region: Region, cap: str) -> Region:
@@ -317,7 +318,7 @@ def with_cap(region: Region, cap: str) -> Region:
 
 
 def test_another_number_is_another_function(tmp_path: Path) -> None:
-    model = compile_plan(load(written(tmp_path)), PASS_NAMES[0])
+    model = compile_plan(load(write_plan(tmp_path)), PASS_NAMES[0])
     program = lower(model)
     verify(program, model)
     with pytest.raises(PlanError, match="E0701"):
@@ -330,7 +331,7 @@ def test_another_number_is_another_function(tmp_path: Path) -> None:
 def test_what_is_taken_at_its_word_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, out = written(tmp_path), tmp_path / "out"
+    plan, out = write_plan(tmp_path), tmp_path / "out"
     assert main(["compile", str(plan), "-o", str(out), "--no-try"]) == 0
     assert sorted(path.name for path in out.iterdir()) == [
         "hf_names.json",
@@ -353,12 +354,12 @@ def test_what_is_taken_at_its_word_is_said(
 
 
 def test_the_module_beside_the_plan_is_never_overwritten(tmp_path: Path) -> None:
-    assert main(["compile", str(written(tmp_path)), "-o", str(tmp_path)]) == 2
+    assert main(["compile", str(write_plan(tmp_path)), "-o", str(tmp_path)]) == 2
     assert (tmp_path / "own.py").read_text() == MODULE
 
 
 def test_files_that_a_module_imports_are_copied_with_it(tmp_path: Path) -> None:
-    plan, out = written(tmp_path), tmp_path / "out"
+    plan, out = write_plan(tmp_path), tmp_path / "out"
     (tmp_path / "own.py").write_text(
         f"{MODULE}\nimport near.by as other\n\ndef late():\n    from far import *\n"
     )
@@ -404,7 +405,7 @@ def test_files_that_a_module_imports_are_copied_with_it(tmp_path: Path) -> None:
 def test_files_that_cannot_be_copied(
     text: str, files: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = written(tmp_path)
+    plan = write_plan(tmp_path)
     (tmp_path / "own.py").write_text(f"{text}\n{MODULE}")
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -416,7 +417,7 @@ def test_files_that_cannot_be_copied(
 
 
 def test_a_file_of_others_in_the_place_of_an_imported_one_stays(tmp_path: Path) -> None:
-    plan, out = written(tmp_path), tmp_path / "out"
+    plan, out = write_plan(tmp_path), tmp_path / "out"
     (tmp_path / "own.py").write_text(f"import near\n{MODULE}")
     (tmp_path / "near.py").write_text("")
     out.mkdir()
@@ -439,7 +440,7 @@ WRONG = [  # what is written instead of what
 
 @pytest.mark.parametrize(("before", "after"), WRONG, ids=[after.strip() for _, after in WRONG])
 def test_a_program_that_calls_otherwise_is_refused(before: str, after: str, tmp_path: Path) -> None:
-    source = load(written(tmp_path))
+    source = load(write_plan(tmp_path))
     program = compile_plan(source)
     text = emit(program, source)["train.py"]
     check(text, program)
@@ -475,7 +476,7 @@ def _step(
 def test_the_program_computes_what_plain_torch_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = load(written(tmp_path))
+    source = load(write_plan(tmp_path))
     program = compile_plan(source)
     out = tmp_path / "out"
     out.mkdir()
@@ -491,10 +492,10 @@ def test_the_program_computes_what_plain_torch_does(
     }
     tokens, labels = (torch.randint(32, (8, 8), generator=generator) for _ in range(2))
     found: list[tuple[float, float]] = run_ranks(
-        4, _step, imported(out / "train.py"), start, tokens, labels
+        4, _step, import_module(out / "train.py"), start, tokens, labels
     )
     plain = {name: value.clone().requires_grad_() for name, value in start.items()}
-    loss = plain_step(imported(out / "own.py"), plain, tokens, labels)
+    loss = plain_step(import_module(out / "own.py"), plain, tokens, labels)
     norm = float(sum(p.grad.square().sum() for p in plain.values() if p.grad is not None)) ** 0.5
     for rank in found:
         assert rank == pytest.approx((loss, norm), rel=1e-11)
@@ -553,7 +554,7 @@ CLAIMS = [
 def test_claims_are_held_to(
     ops: str, name: str, numbers: tuple[float, ...], said: str, tmp_path: Path
 ) -> None:
-    plan = written(tmp_path, ops=ops)
+    plan = write_plan(tmp_path, ops=ops)
     if not said:
         assert_op(plan, name, *numbers)
         return
@@ -564,8 +565,8 @@ def test_claims_are_held_to(
 def test_nothing_stays_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("own")
     monkeypatch.setitem(sys.modules, "own", other)
-    assert_op(written(tmp_path), "centred")
-    assert_op(str(written(tmp_path)), "centred")
+    assert_op(write_plan(tmp_path), "centred")
+    assert_op(str(write_plan(tmp_path)), "centred")
     assert sys.modules["own"] is other
 
 
@@ -580,12 +581,12 @@ ONE_UNUSED = MODEL.replace("a = centred(x, w[hidden])", "b, a = turned(x, w_y[hi
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("model", [TWO_RESULTS, ONE_UNUSED], ids=["both used", "one unused"])
 def test_steps_with_several_results_are_equal(model: str, mesh: str, tmp_path: Path) -> None:
-    assert_equal_step(written(tmp_path, mesh, OPS + TWO.replace("linear ", ""), model))
+    assert_equal_step(write_plan(tmp_path, mesh, OPS + TWO.replace("linear ", ""), model))
 
 
 def test_mutants_of_several_results_are_caught(tmp_path: Path) -> None:
     assert_mutants_caught(
-        written(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=TWO_RESULTS)
+        write_plan(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=TWO_RESULTS)
     )
 
 
@@ -594,7 +595,7 @@ def test_programs_with_several_results(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They read back, and train as plain torch does."""
-    source = load(written(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=model))
+    source = load(write_plan(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=model))
     program = compile_plan(source, PASS_NAMES[0])
     for stage in PASS_NAMES:
         program = lower(program, stage)
@@ -616,10 +617,10 @@ def test_programs_with_several_results(
     }
     tokens, labels = (torch.randint(32, (8, 8), generator=generator) for _ in range(2))
     found: list[tuple[float, float]] = run_ranks(
-        4, _step, imported(out / "train.py"), start, tokens, labels
+        4, _step, import_module(out / "train.py"), start, tokens, labels
     )
     p = {name: value.clone().requires_grad_() for name, value in start.items()}
-    own = imported(out / "own.py")
+    own = import_module(out / "own.py")
     x = p["wte"][tokens]
     for i in range(2):
         first, second = own.turned(x, p[f"layers.{i}.w_y"] + x)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from helpers.oracle import harness
 from helpers.oracle.models import MODELS, SIZES, Model
 from helpers.oracle.plans import Case, plan_text, train_text
-from helpers.unary_ops import UNARY, written
+from helpers.programs import import_module, write_files
+from helpers.unary_ops import UNARY, make_call
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
 from scalec.compiler.syntax.source import Source
@@ -135,7 +135,7 @@ DROPS = """model drops(tokens[batch, seq], labels[batch, seq], documents[batch, 
   }
   loss = cross_entropy(dropout(x, 0.5) @ wte, labels)
 }
-""".replace("{unary}", "  ".join(f"f = {written(name, 'f', over='seq')}" for name in UNARY))
+""".replace("{unary}", "  ".join(f"f = {make_call(name, 'f', over='seq')}" for name in UNARY))
 
 NESTED = """model nested(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 32  hidden = 16  ffn = 24  layers = 2  blocks = 3 }
@@ -227,6 +227,5 @@ def compiled(text: str, folder: Path) -> tuple[ModuleType, Program]:
     """The emitted program of a plan that lies where the shipped ones do, and its IR."""
     source = Source(str(PLANS / "tiny.scale"), text)
     program = compile_plan(source)
-    for name, content in emit(program, source).items():
-        (folder / name).write_text(content)
-    return harness.imported(folder / "train.py"), program
+    write_files(emit(program, source), folder)
+    return import_module(folder / "train.py"), program

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from helpers.edited_text import replace_once
 from scalec.compiler.ir import Program
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan
@@ -27,16 +28,8 @@ train {
 """
 
 
-def edited(edits: Mapping[str, str], text: str = PLAN) -> str:
-    """The plan with these words in place of those."""
-    for before, after in edits.items():
-        assert before in text, f"there is no `{before}` in the plan"
-        text = text.replace(before, after, 1)
-    return text
-
-
 def compiled(
     edits: Mapping[str, str], until: str = "schedule_pipeline", path: str = "plan.scale"
 ) -> Program:
     """The program of the edited plan."""
-    return compile_plan(Source(path, edited(edits)), until)
+    return compile_plan(Source(path, replace_once(PLAN, edits)), until)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from attrs import Factory, evolve, field, frozen
 
+from helpers.edited_text import replace_once
 from helpers.plan_table import DP_TP, PLANS
 from helpers.small_plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, LLAMA, START, WITH_SEQ, Plan
 from scalec.compiler.analysis.verifier import check
@@ -30,7 +31,6 @@ from scalec.compiler.proof.semantics import MEANINGS, Call, Semantics
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import Sizes, meshes, resize
 from scalec.compiler.proof.tensors import Array, Tensor
-from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import PASS_NAMES, compile_plan, lower
 from scalec.testing.audit.mutants.faults import FAULTS
@@ -172,7 +172,7 @@ DEFECTS = FAULTS | {"last_ignored": Semantics(_last_ignored)}
 
 def _with_defect(defect: "Defect") -> Program:
     return read_ir(
-        Source("planted.ir", edited(print_ir(lowered(defect.plan, defect.after)), defect.ir))
+        Source("planted.ir", replace_once(print_ir(lowered(defect.plan, defect.after)), defect.ir))
     )
 
 
@@ -203,7 +203,7 @@ class Defect:
     def emission(self) -> str:
         """The message of the read-back on the emitted text."""
         source, program = Source("tiny.scale", TEXTS[self.plan]), lowered(self.plan)
-        text = edited(train_py(program, source), self.text)
+        text = replace_once(train_py(program, source), self.text)
         with pytest.raises(AssertionError) as raised:
             read_back(text, program)
         return str(raised.value)
@@ -213,16 +213,6 @@ class Defect:
 def lowered(plan: str, until: str = PASS_NAMES[-1]) -> Program:
     """The program of a plan of `TEXTS` after a pass."""
     return compile_plan(Source("tiny.scale", TEXTS[plan]), until)
-
-
-def edited(text: str, edits: Edits) -> str:
-    """The text with the first of each old piece, which must stand in it, replaced by the new
-    one.
-    """
-    for old, new in edits.items():
-        assert old in text, f"`{old}` does not stand there"
-        text = text.replace(old, new, 1)
-    return text
 
 
 def parameters(plan: str) -> list[str]:
@@ -235,13 +225,6 @@ def results_of(*parameters: str) -> set[str]:
     parameters do.
     """
     return {"norm"}.union(*({f"gradient of {name}", f"updated {name}"} for name in parameters))
-
-
-def refusal(text: str) -> str:
-    """The code of the first diagnostic of a plan that cannot be written."""
-    with pytest.raises(PlanError) as raised:
-        compile_plan(Source("tiny.scale", text))
-    return raised.value.diagnostics[0].code
 
 
 # ---- values

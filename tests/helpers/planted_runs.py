@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from helpers.edited_text import replace_once
 from helpers.forked_ranks import plain_groups, run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
 from helpers.oracle.reference import Step
-from helpers.planted_defects import Edits, edited
+from helpers.planted_defects import Edits
+from helpers.programs import import_module, write_program
 from scalec.compiler.proof.recorded import Recorded, compare
 from scalec.runtime import Mesh
 from scalec.runtime.debug.record import Recorder
@@ -27,9 +29,9 @@ LR = 0.01
 
 def planted(case: Case, folder: Path, edits: Edits) -> ModuleType:
     """The emitted program of a case with the defect."""
-    path = harness.written(plan_text(case), folder) / "train.py"
-    path.write_text(edited(path.read_text(), edits))
-    return harness.imported(path)
+    path = write_program(plan_text(case), folder) / "train.py"
+    path.write_text(replace_once(path.read_text(), edits))
+    return import_module(path)
 
 
 def first_step(case: Case, module: ModuleType) -> Step:

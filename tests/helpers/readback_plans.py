@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.edited_text import replace_all
 from scalec.compiler.emit.readback import check, check_files
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Program
@@ -289,6 +290,19 @@ def sound(name: str) -> tuple[str, Program]:
     text = with_imports(ast.unparse(ast.parse(text)))
     check(text, program)
     return text, program
+
+
+def demand_rejected(plan: str, *pieces: str) -> None:
+    """Fails unless a program with other code is refused at a line; see `replace_all`."""
+    text, program = sound(plan)
+    with pytest.raises(AssertionError, match=r"emit: line \d+: "):
+        check(replace_all(text, *pieces), program)
+
+
+def demand_accepted(plan: str, *pieces: str) -> None:
+    """Fails unless a program in other words is accepted, with every op."""
+    text, program = sound(plan)
+    assert check(replace_all(text, *pieces), program) == len(program.ops)
 
 
 def demand_refused(

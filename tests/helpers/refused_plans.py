@@ -25,8 +25,9 @@ from frontend import (
     test_routes,
     test_user_ops,
 )
+from helpers.edited_text import replace_once
 from helpers.mistakes import MISTAKES, edited
-from helpers.pipeline_plan import edited as of_pipeline
+from helpers.pipeline_plan import PLAN as PIPELINE
 from reports import test_code_goldens
 from scalec.compiler.syntax import diagnostics
 from scalec.compiler.syntax.codes import get_codes
@@ -132,17 +133,17 @@ def refused(folder: Path) -> Iterator[Source]:
     (folder / "tokens.npy").write_bytes(b"\x93NUMPY\x01\x00" + bytes(40))
     (folder / "broken.py").write_text("def f(x)\n")
     (folder / "user").mkdir()
-    own = test_user_ops.written(folder / "user")
+    own = test_user_ops.write_plan(folder / "user")
     plan = str(folder / "other.scale")
     for text in (*(edited([mistake])[0] for mistake in MISTAKES), *_edited(), *test_routes.REFUSED):
         yield Source(plan, text)
     for edits in MORE:
-        yield Source(plan, of_pipeline(edits, test_mistakes.PLAN))
+        yield Source(plan, replace_once(test_mistakes.PLAN, edits))
     for edits in NAMES:
-        yield Source(plan, of_pipeline(edits, test_hf_names.PLAN % test_hf_names.NAMES))
+        yield Source(plan, replace_once(test_hf_names.PLAN % test_hf_names.NAMES, edits))
     for schedule in ("auto", "dualpipev"):
         edits = {"pp = 4  dp = 2": "pp = 2  dp = 1..2", "= 1f1b": f"= {schedule}", "= 24": "= 12"}
-        yield Source(plan, of_pipeline(edits))
+        yield Source(plan, replace_once(PIPELINE, edits))
     parts = "".join(f"    if i < {part} {{ y = y * 2 }}\n" for part in range(1, 100))
     branches = test_branches.BRANCHES.replace("layers = 5", "layers = 100").replace(
         "    x = x + y\n", f"{parts}    x = x + y\n"
@@ -152,7 +153,7 @@ def refused(folder: Path) -> Iterator[Source]:
     yield Source(plan, "mesh { }")
     yield Source(plan, '{"model_type": "llama"}')
     array = {"[python_stdlib]": f'["{folder / "tokens.npy"}"]'}
-    yield Source(plan, of_pipeline(array, test_mistakes.PLAN))
+    yield Source(plan, replace_once(test_mistakes.PLAN, array))
     yield Source(plan, test_routes.aux_plan("aux_loss=0.5, aux_batch=4"))
     yield Source(plan, test_routes.two_routes("aux_loss=0.5", "aux_loss=0.25"))
     routed = (
@@ -167,7 +168,7 @@ def refused(folder: Path) -> Iterator[Source]:
     for before, after, *_ in test_user_ops.MISTAKES:
         yield Source(str(own), load(own).text.replace(before, after, 1))
     for edits, *_ in test_pipeline_language.MISTAKES.values():
-        yield Source(plan, of_pipeline(edits))
+        yield Source(plan, replace_once(PIPELINE, edits))
 
 
 def _edited() -> Iterator[str]:

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from helpers.forked_ranks import run_ranks
-from helpers.oracle.harness import Inputs, imported
+from helpers.oracle.harness import Inputs
 from helpers.oracle.reference import Step, Tensors
+from helpers.programs import import_module, write_files
 from scalec.codegen_templates.torch_ops import distribute
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.frontend import resolve
@@ -37,21 +38,20 @@ def files_of(plan: str, path: str = "tiny.scale") -> dict[str, str]:
 def of_file(plan: Path, folder: Path) -> ModuleType:
     """The program of a plan's file, with what lies beside it, written to `folder` and imported."""
     source = load(plan)
-    return _imported(emit(lower(for_torch(resolve(source))), source), folder)
+    return _load(emit(lower(for_torch(resolve(source))), source), folder)
 
 
-def compiled(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
+def load_torch_program(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
     """The program of a plan, written to `folder` and imported."""
-    return _imported(files_of(plan, at), folder)
+    return _load(files_of(plan, at), folder)
 
 
-def _imported(files: dict[str, str], folder: Path) -> ModuleType:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
+def _load(files: dict[str, str], folder: Path) -> ModuleType:
+    """Programs import the library that lies beside them."""
+    write_files(files, folder)
     sys.path.insert(0, str(folder))
     try:
-        return imported(folder / "train.py")
+        return import_module(folder / "train.py")
     finally:
         sys.path.remove(str(folder))
 

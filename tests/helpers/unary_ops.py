@@ -8,12 +8,12 @@ against these.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import pi, sqrt
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from helpers.reference_ops import gelu, silu, soft_cap, softmax
 from scalec.compiler.ir import Attr
 from scalec.compiler.ops import OPS
 
@@ -36,7 +36,7 @@ def goes_over_one(name: str) -> bool:
     return any(attribute.dims == "last" for attribute in OPS[name].attributes)
 
 
-def written(name: str, x: str, over: str = "") -> str:
+def make_call(name: str, x: str, over: str = "") -> str:
     """The call of `x` as a plan writes it, over a dim if the op goes over one."""
     given = {**UNARY[name].attrs[0], **({"over": over} if over and goes_over_one(name) else {})}
     return f"{name}({', '.join([x, *(f'{key}={value}' for key, value in given.items())])})"
@@ -57,22 +57,6 @@ def cases(name: str, dims: Sequence[str]) -> Iterator[tuple[Formula, dict[str, A
             yield partial(UNARY[name].formula, **attrs), attrs
 
 
-def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """Hendrycks and Gimpel 2016."""
-    inner = (
-        (sqrt(2 / pi) * (x + 0.044715 * x**3)).tanh()
-        if approximate == "tanh"
-        else (x / sqrt(2)).erf()
-    )
-    return 0.5 * x * (1 + inner)
-
-
-def softmax(x: Tensor, dim: int) -> Tensor:
-    """Less the largest, which changes nothing but what overflows."""
-    weights = (x - x.amax(dim, keepdim=True)).exp()
-    return weights / weights.sum(dim, keepdim=True)
-
-
 UNARY = {
     "exp": Unary(torch.exp),
     "gelu": Unary(gelu, ({"approximate": "none"}, {"approximate": "tanh"})),
@@ -88,8 +72,8 @@ UNARY = {
         ({"by": 2}, {"by": -1}),
     ),
     "sigmoid": Unary(lambda x: 1 / (1 + (-x).exp())),
-    "silu": Unary(lambda x: x / (1 + (-x).exp())),
-    "softcap": Unary(lambda x, cap: cap * (x / cap).tanh(), ({"cap": 2.0},)),
+    "silu": Unary(silu),
+    "softcap": Unary(soft_cap, ({"cap": 2.0},)),
     "softmax": Unary(softmax),
     "tanh": Unary(torch.tanh),
 }

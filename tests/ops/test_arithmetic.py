@@ -9,20 +9,17 @@ dims and constants alone (`tests/frontend`).
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 
 import pytest
 from attrs import evolve
 
 from helpers.plan_table import DP_TP
+from helpers.programs import get_train_py
 from helpers.small_plans import ALL_OVER_TP, HEAD, START, Plan
 from scalec.compiler.emit.readback import check
-from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import Kind, Program, walk
+from scalec.compiler.ir import Kind, walk
 from scalec.compiler.ir.placements import ends
 from scalec.compiler.syntax.diagnostics import PlanError
-from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
 from scalec.testing import assert_equal_step
 
 EMITTED = {
@@ -114,14 +111,6 @@ def many() -> Plan:
     return evolve(DP_TP, body=f"{body} {HEAD}")
 
 
-@cache
-def emitted() -> tuple[str, Program]:
-    """The program's text, and its IR."""
-    source = Source("tiny.scale", many().text())
-    program = compile_plan(source)
-    return train_py(program, source), program
-
-
 # ---- what it means
 
 
@@ -163,13 +152,13 @@ def test_a_pending_sum_is_reduced_once_before_it_meets_a_number(expression: str)
 
 @pytest.mark.parametrize("expression", EMITTED)
 def test_expressions_read_as_a_person_would_write_them(expression: str) -> None:
-    text, _ = emitted()
+    text, _ = get_train_py(many().text())
     name = f"t{[*EMITTED].index(expression)}"
     assert re.findall(rf"^ *{name} = (.*?)(?: +#.*)?$", text, re.MULTILINE) == [EMITTED[expression]]
 
 
 def test_the_read_back_takes_what_is_emitted() -> None:
-    text, program = emitted()
+    text, program = get_train_py(many().text())
     check(text, program)
 
 
@@ -204,7 +193,7 @@ def changed(expression: str) -> Iterator[str]:
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("expression", EMITTED)
 def test_the_read_back_refuses_another_sign_number_or_side(expression: str) -> None:
-    text, program = emitted()
+    text, program = get_train_py(many().text())
     own, line = EMITTED[expression], f" t{[*EMITTED].index(expression)} = "
     for other in {*changed(own)} - {ast.unparse(ast.parse(own))}:
         assert line + own in text

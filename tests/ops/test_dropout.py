@@ -5,6 +5,7 @@ refused.
 import pytest
 
 from helpers.plan_table import PLANS
+from helpers.programs import get_refusal, make_program
 from helpers.small_plans import LLAMA, START, Plan
 from scalec.compiler.analysis.verifier import check
 from scalec.compiler.emit.readback import check as read_back
@@ -12,16 +13,10 @@ from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Op, Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
-from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
 
 TEXT = PLANS["dropout"].text()
 TAIL = "loss = cross_entropy(x @ head[hidden -> vocab], labels)"
-
-
-def compiled(text: str, until: str = "fuse_buckets") -> Program:
-    return compile_plan(Source("tiny.scale", text), until)
 
 
 def of(body: str) -> str:
@@ -33,10 +28,9 @@ def drops(program: Program) -> list[Op]:
     return [op for op in program.ops if "site" in dict(op.attrs)]
 
 
-def refused(text: str) -> str:
-    with pytest.raises(PlanError) as raised:
-        compiled(text)
-    return str(raised.value).split("\n")[0]
+def get_headline(text: str) -> str:
+    """The first line of what is wrong with a plan."""
+    return str(get_refusal(text)).split("\n")[0]
 
 
 def test_a_share_of_zero_leaves_no_trace() -> None:
@@ -44,19 +38,21 @@ def test_a_share_of_zero_leaves_no_trace() -> None:
     never = TEXT.replace(", dropout=0.2", "").replace("x = dropout(x, 0.1)", "")
     never = never.replace("dropout(m @ w_up[hidden -> ffn], 0.1)", "(m @ w_up[hidden -> ffn])")
     assert "dropout" not in never
-    assert print_ir(compiled(without)) == print_ir(compiled(never))
+    assert print_ir(make_program(without, until="fuse_buckets")) == print_ir(
+        make_program(never, until="fuse_buckets")
+    )
 
 
 def test_each_dropout_is_told_from_the_others_and_backward_is_told_which_it_is() -> None:
-    assert [op.get("site") for op in drops(compiled(TEXT, "resolve"))] == [1, 2, 3]
-    assert [(dict(op.attrs).get("of", op.kind), op.get("site")) for op in drops(compiled(TEXT))] == [
+    assert [op.get("site") for op in drops(make_program(TEXT, "resolve"))] == [1, 2, 3]
+    assert [(dict(op.attrs).get("of", op.kind), op.get("site")) for op in drops(make_program(TEXT, until="fuse_buckets"))] == [
         ("dropout", 1), ("attention", 2), ("dropout", 3), ("dropout", 3), ("attention", 2), ("dropout", 1)
     ]  # fmt: skip
 
 
 def test_every_repeat_forks_the_draws_of_what_is_around_it() -> None:
     inner = "repeat layers { x = dropout(x, 0.1)  x = x * dropout(x, 0.1) }"
-    model = compiled(
+    model = make_program(
         of(f"repeat blocks {{ {inner}  x = x + dropout(x, 0.1) }} x = x + dropout(x, 0.1)"),
         "resolve",
     )
@@ -72,7 +68,7 @@ def _forks(program: Program) -> list[Op]:
 
 
 def test_a_model_that_drops_nothing_draws_nothing() -> None:
-    program = compiled(Plan().text())
+    program = make_program(Plan().text(), until="fuse_buckets")
     assert not _forks(program)
     assert [arg.value.name for arg in program.region.args] == ["tokens.1", "labels.1"]
 
@@ -80,7 +76,7 @@ def test_a_model_that_drops_nothing_draws_nothing() -> None:
 def test_names_of_the_plan_may_be_those_that_the_compiler_gives() -> None:
     repeat = "repeat layers { draws = draws * dropout(layers_draws, 0.1) }"
     text = of(f"draws = x * 2  layers_draws = draws + x  {repeat}  x = draws")
-    program = compiled(text)
+    program = make_program(text, until="fuse_buckets")
     assert read_ir(Source("tiny.ir", print_ir(program))) == program
     read_back(train_py(program, Source("tiny.scale", text)), program)
 
@@ -89,7 +85,7 @@ def test_repeats_that_turn_as_often_are_read_back_whatever_their_names() -> None
     """They are given the same draws, and other sites."""
     body = "repeat layers { x = x + dropout(x, 0.1) }  repeat blocks { x = x * dropout(x, 0.1) }"
     text = of(f"{body}  {body}")
-    program = compiled(text)
+    program = make_program(text, until="fuse_buckets")
     assert [op.get("repeat") for op in _forks(program)] == ["layers", "blocks"] * 2
     read_back(train_py(program, Source("tiny.scale", text)), program)
 
@@ -116,12 +112,14 @@ def test_repeats_that_turn_as_often_are_read_back_whatever_their_names() -> None
     ],
 )
 def test_what_cannot_be_dropped_is_said(body: str, message: str) -> None:
-    assert refused(of(body)) == message
+    assert get_headline(of(body)) == message
 
 
 def test_attention_that_drops_takes_a_share() -> None:
     body = LLAMA.replace("mask=causal", "mask=causal, dropout=1")
-    assert refused(Plan(body).text()) == "error[E0610]: a fraction is at least 0 and less than 1"
+    assert (
+        get_headline(Plan(body).text()) == "error[E0610]: a fraction is at least 0 and less than 1"
+    )
 
 
 def test_draws_have_the_dim_of_a_repeat_that_is_cut() -> None:
@@ -130,13 +128,13 @@ def test_draws_have_the_dim_of_a_repeat_that_is_cut() -> None:
     plan = Plan(
         f"{START} {body} {TAIL}", "dp = 2  pp = 2", "batch over dp  blocks over pp", ranks=2
     )
-    program = compiled(plan.text())
+    program = make_program(plan.text(), until="fuse_buckets")
     assert program.pipeline
     assert not [
         dim for type in program.types.values() for dim in type.dims if type.axes_of(dim) == ("pp",)
     ]
     text = plan.text().replace("blocks over pp", "layers over pp")
-    assert refused(text) == "error[E0513]: `layers` is the dim of another repeat"
+    assert get_headline(text) == "error[E0513]: `layers` is the dim of another repeat"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ def test_draws_have_the_dim_of_a_repeat_that_is_cut() -> None:
     ],
 )
 def test_ir_that_cannot_be_is_refused(old: str, new: str) -> None:
-    text = print_ir(compiled(TEXT, "resolve"))
+    text = print_ir(make_program(TEXT, "resolve"))
     assert old in text
     with pytest.raises(AssertionError):
         check(read_ir(Source("tiny.ir", text.replace(old, new, 1))))
@@ -181,7 +179,7 @@ def test_ir_that_cannot_be_is_refused(old: str, new: str) -> None:
     ],
 )
 def test_a_program_that_drops_otherwise_is_not_the_ir(old: str, new: str) -> None:
-    program = compiled(TEXT)
+    program = make_program(TEXT, until="fuse_buckets")
     text = train_py(program, Source("tiny.scale", TEXT))
     read_back(text, program)
     assert old in text

@@ -2,16 +2,13 @@
 size than keys.
 """
 
-from functools import cache
-
 import pytest
 
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import get_train_py
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.analysis.flops import cost
-from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
-from scalec.compiler.ir import Program
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
@@ -27,16 +24,12 @@ CASES = (
 )
 
 
-@cache
-def _compiled(case: Case) -> tuple[str, Program]:
-    source = Source("plan.scale", plan_text(case))
-    program = compile_plan(source)
-    return emit(program, source)["train.py"], program
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_step_is_that_of_one_device(case: Case) -> None:
-    verify(_compiled(case)[1], compile_plan(Source("plan.scale", plan_text(case)), "resolve"))
+    verify(
+        get_train_py(plan_text(case))[1],
+        compile_plan(Source("plan.scale", plan_text(case)), "resolve"),
+    )
 
 
 LINES = (
@@ -48,7 +41,7 @@ LINES = (
 
 @pytest.mark.parametrize("line", LINES)
 def test_lines_read_as_a_person_would_write_them(line: str) -> None:
-    assert f" {line}  # [" in _compiled(SP)[0]
+    assert f" {line}  # [" in get_train_py(plan_text(SP))[0]
 
 
 WRONG = (
@@ -64,7 +57,7 @@ WRONG = (
 
 @pytest.mark.parametrize(("right", "wrong"), WRONG, ids=[wrong for _, wrong in WRONG])
 def test_the_read_back_refuses_anything_else(right: str, wrong: str) -> None:
-    text, program = _compiled(SP)
+    text, program = get_train_py(plan_text(SP))
     assert right in text
     with pytest.raises(AssertionError):
         check(text.replace(right, wrong), program)
@@ -72,7 +65,11 @@ def test_the_read_back_refuses_anything_else(right: str, wrong: str) -> None:
 
 def test_under_sequence_parallelism_what_is_narrow_is_gathered() -> None:
     """The latents of queries and keys, and the rotated part of keys, in place of the stream."""
-    found = {each.shape[-1] for each in collectives(_compiled(SP)[1]) if each.where == "forward"}
+    found = {
+        each.shape[-1]
+        for each in collectives(get_train_py(plan_text(SP))[1])
+        if each.where == "forward"
+    }
     config = SP.config
     gathered = {config.q_rank, config.kv_rank, config.pe}
     assert found >= gathered
@@ -80,7 +77,7 @@ def test_under_sequence_parallelism_what_is_narrow_is_gathered() -> None:
 
 
 def test_products_are_counted_by_the_sizes_of_keys_and_values() -> None:
-    _, program = _compiled(Case(model="latent"))
+    _, program = get_train_py(plan_text(Case(model="latent")))
     op = next(op for op in program.ops if op.kind == "attention")
     rows, pairs = 2 * 4, 8 * 9 // 2
     assert cost(program, [op]).forward == 2 * (6 + 3) * rows * pairs

@@ -6,21 +6,17 @@ its program read back.  Non-goals: the ops one by one (`test_op_rules`), numbers
 (`tests/end_to_end`).
 """
 
-from functools import cache
-
 import pytest
 from attrs import evolve
 
+from helpers.programs import get_train_py
 from helpers.small_plans import ALL_OVER_TP, DIMS, HEAD, START, WITH_SEQ, Plan
 from passes.test_steps import blocks, counted, split
 from scalec.compiler.emit.readback import check
-from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
 from scalec.testing import assert_equal_step
 
 ALL = f"""{START}
@@ -68,14 +64,6 @@ PLANS = {
 }
 
 
-@cache
-def emitted(name: str) -> tuple[str, Program]:
-    """The text of a plan's program, and its IR."""
-    source = Source("tiny.scale", PLANS[name].text())
-    program = compile_plan(source)
-    return train_py(program, source), program
-
-
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", PLANS)
 def test_steps_are_those_of_a_single_device(name: str) -> None:
@@ -84,7 +72,7 @@ def test_steps_are_those_of_a_single_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_programs_are_read_back(name: str) -> None:
-    text, program = emitted(name)
+    text, program = get_train_py(PLANS[name].text())
     check(text, program)
 
 
@@ -149,7 +137,7 @@ LINES = (
 
 @pytest.mark.parametrize("line", LINES)
 def test_lines_read_as_a_person_would_write_them(line: str) -> None:
-    assert f" {line}  # [" in emitted("data, tensor, sequence")[0]
+    assert f" {line}  # [" in get_train_py(PLANS["data, tensor, sequence"].text())[0]
 
 
 WRONG = (
@@ -185,7 +173,7 @@ WRONG = (
 
 @pytest.mark.parametrize(("right", "wrong"), WRONG, ids=[wrong for _, wrong in WRONG])
 def test_the_read_back_refuses_anything_else(right: str, wrong: str) -> None:
-    text, program = emitted("data, tensor, sequence")
+    text, program = get_train_py(PLANS["data, tensor, sequence"].text())
     assert right in text
     with pytest.raises(AssertionError, match=r"emit: line \d+: "):
         check(text.replace(right, wrong, 1), program)

@@ -9,14 +9,14 @@ import pytest
 from attrs import evolve
 
 from end_to_end.test_overlapped_exchanges import AFTER, BEFORE, PLAN
+from helpers.programs import make_program
 from scalec.compiler.analysis.verifier import check
 from scalec.compiler.emit.readback import check as read_back
 from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import Op, Program, Stmt, blocks, map_ops, regions_in, walk
+from scalec.compiler.ir import Op, Stmt, blocks, map_ops, regions_in, walk
 from scalec.compiler.ops.protocol import begins
 from scalec.compiler.reports.explain import explain_collectives
 from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
 
 TWO = PLAN.replace(
     "    x = x + y\n",
@@ -32,10 +32,6 @@ PARTS = AFTER.replace("dp = 2", "dp = 2  tp = 2").replace(
 )
 FUSED = AFTER.replace("steps = 1", "steps = 1  kernels = triton  precision = bf16")
 USED_WITHIN = BEFORE.replace("    x = x + y + s", "    x = x + y * s")
-
-
-def program(text: str) -> Program:
-    return compile_plan(Source("p.scale", text))
 
 
 def beside(body: Sequence[Stmt]) -> list[list[str]]:
@@ -77,7 +73,7 @@ def test_ops_that_depend_on_no_rows_run_beside_exchanges(
     """The half that comes first beside the exchange to the experts, the other beside the one
     back.
     """
-    assert beside(blocks(program(text).microbatches)[0].body) == forward
+    assert beside(blocks(make_program(text).microbatches)[0].body) == forward
 
 
 SIZES = [(1, 1), (2, 2), (2, 8), (8, 2), (64, 256)]
@@ -104,19 +100,19 @@ def test_where_an_op_runs_depends_on_no_sizes(
     line = f"    s = {expert} @ s_down[ffn -> hidden]"
     text = re.sub("    s = .*", line, AFTER)
     text = text.replace("hidden = 48", f"hidden = {hidden}").replace(" ffn = 72", f" ffn = {ffn}")
-    assert beside(blocks(program(text).microbatches)[0].body) == forward
+    assert beside(blocks(make_program(text).microbatches)[0].body) == forward
 
 
 def test_gradients_run_beside_the_conjugates() -> None:
     """As in forward, from the last to the first, with those of experts' weights."""
-    last, first = beside(blocks(program(AFTER).microbatches)[1].body)
+    last, first = beside(blocks(make_program(AFTER).microbatches)[1].body)
     assert last == ["contract", "contract", "mul", "mul"]
     assert first[:5] == [*["grouped_contract"] * 3, "contract", "contract"]
     assert first[5:].count("contract") == 2
 
 
 def test_explain_says_what_runs_beside_exchanges() -> None:
-    found = explain_collectives(program(AFTER)).split("\n\n")
+    found = explain_collectives(make_program(AFTER)).split("\n\n")
     (table,) = (part.splitlines() for part in found if part.startswith("exchanges of rows"))
     assert [line.split("  ")[-1].strip() for line in table[1:]] == [
         "s_gate, s_up",
@@ -158,7 +154,7 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_program_begins_and_waits_as_the_ir_does(what: str) -> None:
-    it = program(AFTER)
+    it = make_program(AFTER)
     text = train_py(it, Source("p.scale", AFTER))
     read_back(text, it)
     change, message = WRONG[what]
@@ -167,7 +163,7 @@ def test_a_program_begins_and_waits_as_the_ir_does(what: str) -> None:
 
 
 def test_rows_under_way_are_read_by_their_wait_alone() -> None:
-    it = program(AFTER)
+    it = make_program(AFTER)
     check(it)
     begun = next(op for op in walk(it.forward.body) if begins(op)).outputs[0].name
     came = next(op for op in walk(it.forward.body) if op.kind == "wait").outputs[0].name

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from helpers.programs import get_refusal
 from scalec.compiler import cli
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.ir import Program, walk
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.proof import verify
-from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan, lower
 
@@ -135,12 +135,6 @@ def test_rows_are_exchanged_before_they_are_gathered_and_scattered_before_they_c
     ]
 
 
-def _refused(text: str) -> str:
-    with pytest.raises(PlanError) as caught:
-        compile_plan(Source("plan.scale", text))
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("rules", "axes"),
     [
@@ -154,7 +148,7 @@ def _refused(text: str) -> str:
 )
 def test_rows_that_would_not_come_apart_as_they_came_together(rules: str, axes: str) -> None:
     """Two chunks a rank, and several dims of tokens that one dim of memory has."""
-    error = _refused(PLAN.replace("RULES", rules))
+    error = str(get_refusal(PLAN.replace("RULES", rules)))
     assert f"error[E0612]: rows of experts cannot be gathered over `{axes}`" in error
     assert "padded" not in error
 
@@ -162,13 +156,13 @@ def test_rows_that_would_not_come_apart_as_they_came_together(rules: str, axes: 
 def test_rows_without_a_bound(tmp_path: Path) -> None:
     rules = f"experts over dp  expert_ffn over tp  {SHARES}"
     text = PLAN.replace("RULES", rules)
-    assert "error[E0417]: padded experts need a `capacity`" in _refused(
-        text.replace(", capacity=1.25", "")
+    assert "error[E0417]: padded experts need a `capacity`" in str(
+        get_refusal(text.replace(", capacity=1.25", ""))
     )
-    error = _refused(text.replace("  experts = padded", ""))
+    error = str(get_refusal(text.replace("  experts = padded", "")))
     assert "error[E0612]: rows of experts cannot be gathered over `tp`" in error
     assert "; or write `experts = padded` in `train`" in error
-    error = _refused(text.replace("experts = padded", "experts = padded  compile = on"))
+    error = str(get_refusal(text.replace("experts = padded", "experts = padded  compile = on")))
     assert "error[E0412]: which tokens an expert gets is not known to a compiled layer" in error
 
 

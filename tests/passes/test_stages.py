@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 from attrs import evolve
 
-from helpers.pipeline_plan import compiled, edited
+from helpers.edited_text import replace_once
+from helpers.pipeline_plan import PLAN, compiled
 from helpers.uneven_stages import unlike
 from scalec.compiler.analysis.stage_schedule import estimate_times
 from scalec.compiler.ir import FLOATS, Enter, Op, Pipeline, Program, base, uses, values
@@ -166,7 +167,9 @@ def test_what_crosses_is_of_the_repeat_in_which_a_cut_lies(
     ids=["a skip", "a skip into the second", "branches", "nested, tied", "auto"],
 )
 def test_cut_models_are_proved(edits: dict[str, str]) -> None:
-    model = compile_plan(Source("plan.scale", edited({**edits, "pp = 4": "pp = 2"})), "resolve")
+    model = compile_plan(
+        Source("plan.scale", replace_once(PLAN, {**edits, "pp = 4": "pp = 2"})), "resolve"
+    )
     verify(lower(model), model)
 
 

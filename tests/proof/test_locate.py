@@ -50,7 +50,7 @@ def coercions(program: Program) -> list[Op]:
     ]
 
 
-def said(program: Program, model: Program) -> Diagnostic:
+def get_diagnostic(program: Program, model: Program) -> Diagnostic:
     with pytest.raises(PlanError) as caught:
         verify(program, model)
     (diagnostic,) = caught.value.diagnostics
@@ -68,7 +68,7 @@ def test_each_coercion_that_is_left_out_is_the_one_that_is_missed(name: str) -> 
     model, program = programs(name)
     named = 0
     for op in coercions(program):
-        diagnostic = said(without(program, op), model)
+        diagnostic = get_diagnostic(without(program, op), model)
         source, target = ends(op)
         missing = f"missing or misplaced: {source}→{target} ({coercion(source, target).function})"
         notes = " ".join(note.text for note in diagnostic.notes)
@@ -104,7 +104,7 @@ def test_each_coercion_that_is_left_out_is_the_one_that_is_missed(name: str) -> 
 def test_what_is_said(value: str, mesh: str, label: str, notes: list[str]) -> None:
     model, program = programs(TP)
     op = next(op for op in coercions(program) if op.outputs[0].name == value)
-    diagnostic = said(without(program, op), model)
+    diagnostic = get_diagnostic(without(program, op), model)
     assert diagnostic.message.startswith(mesh)
     assert diagnostic.label == label
     assert [note.text for note in diagnostic.notes][: len(notes)] == notes
@@ -115,7 +115,7 @@ def test_a_gradient_that_is_not_reduced_is_wrong_only_in_the_gradient() -> None:
     buckets = [op for op in coercions(program) if op.outputs[0].name.startswith("g_")]
     assert buckets
     for op in buckets:
-        notes = [note.text for note in said(without(program, op), model).notes]
+        notes = [note.text for note in get_diagnostic(without(program, op), model).notes]
         assert "wrong only in the gradient: forward and loss are those of a single device" in notes
 
 
@@ -124,12 +124,12 @@ def test_the_smallest_mesh_is_shown() -> None:
     model, program = programs("three axes")
     op = next(op for op in coercions(program) if op.outputs[0].name == "sum_exp.1")
     assert (
-        said(without(program, op), model).message
+        get_diagnostic(without(program, op), model).message
         == "on tp 2 the step is not that of a single device"
     )
     op = next(op for op in coercions(program) if op.outputs[0].name == "num_tokens.1")
     assert (
-        said(without(program, op), model).message
+        get_diagnostic(without(program, op), model).message
         == "on replica 2 the step is not that of a single device"
     )
 
@@ -138,7 +138,7 @@ def test_a_step_that_is_wrong_without_ranks() -> None:
     """The backward of silu lost: on one rank too."""
     model, program = programs(SP)
     (slope,) = (op for op in program.ops if dict(op.attrs).get("of") == "silu")
-    diagnostic = said(without(program, slope), model)
+    diagnostic = get_diagnostic(without(program, slope), model)
     assert diagnostic.message == "even on one rank the step is not that of the model"
     assert diagnostic.notes[0].text == "wrong only after the forward"
 
@@ -146,6 +146,6 @@ def test_a_step_that_is_wrong_without_ranks() -> None:
 def test_a_forward_that_is_wrong_without_ranks() -> None:
     model, program = programs(SP)
     (silu,) = (op for op in program.ops if op.kind == "silu")
-    diagnostic = said(without(program, silu), model)
+    diagnostic = get_diagnostic(without(program, silu), model)
     assert diagnostic.message == "even on one rank the step is not that of the model"
     assert diagnostic.notes[0].text.startswith("the first wrong value is `_g.1`, layers 0")

@@ -18,6 +18,15 @@ import torch.nn.functional as F
 from attrs import evolve, fields, frozen
 
 from helpers.empty_programs import frame
+from helpers.reference_ops import (
+    attention,
+    cross_entropy,
+    layer_norm,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    soft_cap,
+)
 from helpers.unary_ops import UNARY, cases
 from scalec.compiler.config.settings import Optimizer, ParamGroup, Schedule
 from scalec.compiler.ir import Attr, Bucket, Op, Program, Type, Value
@@ -52,40 +61,22 @@ Formula = Callable[..., Any]
 # ---- definitions in torch
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    over = tuple(range(-weight.ndim, 0))
-    return x / torch.sqrt((x * x).mean(over, keepdim=True) + eps) * weight
-
-
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 0.1
-) -> Any:
-    over = tuple(range(-weight.ndim, 0))
-    deviation = torch.sqrt(x.var(over, correction=0, keepdim=True) + eps)
-    y = (x - x.mean(over, keepdim=True)) / deviation * weight
-    return y if bias is None else y + bias
-
-
 def rms_scaled(
     x: torch.Tensor, weight: torch.Tensor, square: torch.Tensor, eps: float
 ) -> torch.Tensor:
     return x * weight / torch.sqrt(square + eps).reshape(*square.shape, *[1] * weight.ndim)
 
 
-def rope(x: torch.Tensor, theta: float, seq: int) -> torch.Tensor:
-    """Pairs as complex numbers, turned by position · theta^(-2i/d) (Su et al. 2021); `seq` is
-    the dim of positions.
-    """
-    half = x.shape[-1] // 2
-    position = torch.arange(x.shape[seq]).reshape([-1 if i == seq else 1 for i in range(x.ndim)])
-    angle = position * theta ** (-2 * torch.arange(half).double() / x.shape[-1])
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
-        torch.ones_like(angle), angle
-    )
-    return torch.cat([turned.real, turned.imag], dim=-1)
+def rope_by(theta: float, seq: int) -> Formula:
+    """Rotary positions of the whole last dim, along the dim `seq`."""
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return rope(x, rope_frequencies(x.shape[-1], theta), seq)
+
+    return turned
 
 
-def kept(draws: torch.Tensor, *sizes: int, p: float, site: int = 1) -> torch.Tensor:
+def dropout_factors(draws: torch.Tensor, *sizes: int, p: float, site: int = 1) -> torch.Tensor:
     """What elements of [batch, *sizes] are multiplied by: the verifier's own hash of everything
     that it depends on.
     """
@@ -96,54 +87,47 @@ def kept(draws: torch.Tensor, *sizes: int, p: float, site: int = 1) -> torch.Ten
 
 
 def dropout(x: torch.Tensor, draws: torch.Tensor, batch: int) -> torch.Tensor:
-    return x * kept(draws, *(size for i, size in enumerate(x.shape) if i != batch), p=0.25).movedim(
-        0, batch
-    )
+    return x * dropout_factors(
+        draws, *(size for i, size in enumerate(x.shape) if i != batch), p=0.25
+    ).movedim(0, batch)
 
 
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *rest: torch.Tensor,
-    layout: str,
-    dropout: float = 0,
-) -> torch.Tensor:
-    """Causal softmax attention; `layout` is that of q (Vaswani et al. 2017; groups: Ainslie et
-    al. 2023).
+def attention_in(layout: str, dropout: float = 0) -> Formula:
+    """Causal attention where q has this layout, of letters of `bsnd`.
+
+    Behind q, k, v may come ids of documents and, with dropout, draws.
     """
-    inner = [letter for letter in "bnsd" if letter in layout]
-    to, back = (
-        [layout.index(letter) for letter in inner],
-        [inner.index(letter) for letter in layout],
-    )
-    q, k, v = (x.permute(to) for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3) for x in (k, v))
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    *documents, draws = rest if dropout else (*rest, None)
-    for ids in documents:
-        rows = ids if layout[0] == "b" else ids.T
-        hidden = hidden | torch.stack([row[:, None] != row for row in rows])[:, None]
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    weights = weights if draws is None else weights * kept(draws, *weights.shape[1:], p=dropout)
-    return (weights @ v).permute(back)
+    from_layout = [layout.index(letter) for letter in "bsnd" if letter in layout]
+    to_layout = [[letter for letter in "bsnd" if letter in layout].index(at) for at in layout]
+    has_batch = "b" in layout
+
+    def formula(*operands: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.permute(from_layout) for x in operands[:3])
+        if not has_batch:
+            q, k, v = (x[None] for x in (q, k, v))
+        *documents, draws = operands[3:] if dropout else (*operands[3:], None)
+        ids = documents[0] if documents else None
+        y = attention(
+            q,
+            k,
+            v,
+            documents=ids if ids is None or layout[0] == "b" else ids.T,
+            change_weights=None if draws is None else drop_weights(draws, dropout),
+        )
+        return (y if has_batch else y[0]).permute(to_layout)
+
+    return formula
+
+
+def drop_weights(draws: torch.Tensor, p: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Dropout of weights [batch, heads, query, key]."""
+    return lambda weights: weights * dropout_factors(draws, *weights.shape[1:], p=p)
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """The row of each id; zeros for an id that the table lacks."""
     known = (ids >= 0).reshape(*ids.shape, *(1,) * (table.ndim - 1))
     return table[ids.clamp(min=0)] * known
-
-
-def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, z: float = 0.0
-) -> torch.Tensor:
-    flat = logits.flatten(0, -2)
-    loss = F.cross_entropy(
-        flat, labels.flatten(), ignore_index=-1, reduction="sum", label_smoothing=smoothing
-    )
-    return loss + z * logits.logsumexp(-1)[labels >= 0].pow(2).sum()
 
 
 def local_softmax_stats(
@@ -164,17 +148,6 @@ def token_loss(
     return (z.log() - t + z_loss * (z.log() + peak).pow(2))[labels >= 0].sum()
 
 
-def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Bounded if there is a cap."""
-    return cap * torch.tanh(logits / cap) if cap else logits
-
-
-def whole(
-    logits: torch.Tensor, labels: torch.Tensor, cap: float = 0.0, **options: float
-) -> torch.Tensor:
-    return cross_entropy(capped(logits, cap), labels, **options)
-
-
 def head(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -182,7 +155,7 @@ def head(
     bias: torch.Tensor | None = None,
     **options: float,
 ) -> torch.Tensor:
-    return whole(F.linear(x, w, bias), labels, **options)
+    return cross_entropy(F.linear(x, w, bias), labels, **options)
 
 
 def parts_below(
@@ -193,7 +166,7 @@ def parts_below(
     cap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """z, relative to m and in a dim of its own, and t, which is relative to nothing."""
-    logits = capped(logits, cap)
+    logits = soft_cap(logits, cap)
     z, _ = local_softmax_stats(logits, m, labels)
     _, t = local_softmax_stats(logits, torch.zeros_like(m), labels, smoothing)
     return z[..., None], t
@@ -201,7 +174,7 @@ def parts_below(
 
 def logit_softmax_stats(logits: torch.Tensor, labels: torch.Tensor, **options: float) -> Any:
     """m has a gradient of zero."""
-    m = capped(logits, options.get("cap", 0.0)).amax(-1)
+    m = soft_cap(logits, options.get("cap", 0.0)).amax(-1)
     return m.detach() + 0 * m, *parts_below(m.detach(), logits, labels, **options)
 
 
@@ -326,7 +299,8 @@ def gated(function: Formula) -> Formula:
 
 
 def two_ropes(seq: int, theta: float) -> Formula:
-    return lambda q, k: (rope(q, theta, seq), rope(k, theta, seq))
+    turned = rope_by(theta, seq)
+    return lambda q, k: (turned(q), turned(k))
 
 
 OF_ONE = {name: [*cases(name, ("batch", "seq", "hidden"))] for name in UNARY}
@@ -456,17 +430,17 @@ CASES = {
         case(". . -> .", added),
     ],
     "attention": [
-        case("bsnd bskd bskd -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
-        case("sbnd sbkd sbkd -> sbnd", partial(attention, layout="sbnd"), mask="causal"),
-        case("snd skd skd -> snd", partial(attention, layout="snd"), mask="causal"),
-        case("snd snd snd -> snd", partial(attention, layout="snd"), mask="causal"),
-        case("bsnd bskd bskf -> bsnf", partial(attention, layout="bsnd"), mask="causal"),
-        case("bsnd bskd bskd #bs -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
-        case("sbnd sbkd sbkd #sb -> sbnd", partial(attention, layout="sbnd"), mask="causal"),
-        case("bsnd bskd bskd #b -> bsnd", partial(attention, layout="bsnd", dropout=0.25), **DROPS),
+        case("bsnd bskd bskd -> bsnd", attention_in("bsnd"), mask="causal"),
+        case("sbnd sbkd sbkd -> sbnd", attention_in("sbnd"), mask="causal"),
+        case("snd skd skd -> snd", attention_in("snd"), mask="causal"),
+        case("snd snd snd -> snd", attention_in("snd"), mask="causal"),
+        case("bsnd bskd bskf -> bsnf", attention_in("bsnd"), mask="causal"),
+        case("bsnd bskd bskd #bs -> bsnd", attention_in("bsnd"), mask="causal"),
+        case("sbnd sbkd sbkd #sb -> sbnd", attention_in("sbnd"), mask="causal"),
+        case("bsnd bskd bskd #b -> bsnd", attention_in("bsnd", dropout=0.25), **DROPS),
         case(
             "sbnd sbkd sbkd #sb #b -> sbnd",
-            partial(attention, layout="sbnd", dropout=0.25),
+            attention_in("sbnd", dropout=0.25),
             **DROPS,
         ),
     ],
@@ -503,7 +477,7 @@ CASES = {
     "cross_entropy": [
         case("bsv #bs -> .", cross_entropy),
         case("sbv #sb -> .", cross_entropy),
-        *(case("sbv #sb -> .", partial(whole, **options), **options) for options in LOSSES),
+        *(case("sbv #sb -> .", partial(cross_entropy, **options), **options) for options in LOSSES),
     ],
     "div": [
         case("bsh bsh -> bsh", torch.div),
@@ -521,9 +495,9 @@ CASES = {
     ],
     "if_finite": [case("#. +. . -> .", lambda count, norm, loss: count)],
     "layernorm": [
-        case("bsh h h -> bsh", layer_norm, eps=0.1),
-        case("bsh h -> bsh", layer_norm, eps=0.1),
-        case("sbnd nd nd -> sbnd", layer_norm, eps=0.1),
+        case("bsh h h -> bsh", partial(layer_norm, eps=0.1), eps=0.1),
+        case("bsh h -> bsh", partial(layer_norm, eps=0.1), eps=0.1),
+        case("sbnd nd nd -> sbnd", partial(layer_norm, eps=0.1), eps=0.1),
     ],
     "leaf": [case("vh -> vh", same)],
     "leaf_grad": [case("vh -> vh", same)],
@@ -567,9 +541,9 @@ CASES = {
         case("sbnd nd +sb -> sbnd", partial(rms_scaled, eps=0.1), eps=0.1),
     ],
     "rope": [
-        case("bsnd -> bsnd", partial(rope, theta=100.0, seq=1), theta=100.0),
-        case("sbkd -> sbkd", partial(rope, theta=5e5, seq=0), theta=5e5),
-        case("sd -> sd", partial(rope, theta=2.0, seq=0), theta=2.0),
+        case("bsnd -> bsnd", rope_by(100.0, 1), theta=100.0),
+        case("sbkd -> sbkd", rope_by(5e5, 0), theta=5e5),
+        case("sd -> sd", rope_by(2.0, 0), theta=2.0),
     ],
     "scale": [case("bsh -> bsh", lambda x: -0.75 * x, by=-0.75)],
     "shift": [case("bsh -> bsh", lambda x: x - 0.75, by=-0.75)],
@@ -697,7 +671,7 @@ def _layers(word: str) -> str:
     return stack if bar else ""
 
 
-def drawn(word: str, sizes: Numbers, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def random_operand(word: str, sizes: Numbers, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     shape = list(dims(word, sizes).values())
     if word[0] in "#0":
         return np.asarray(
@@ -782,7 +756,10 @@ class Drawn:
 def draw(kind: str, case: Case, sizes: str, seed: int = 0) -> Drawn:
     rng = np.random.default_rng(seed)
     return Drawn(
-        kind, case, SIZES[sizes], [drawn(word, SIZES[sizes], rng) for word in case.operands]
+        kind,
+        case,
+        SIZES[sizes],
+        [random_operand(word, SIZES[sizes], rng) for word in case.operands],
     )
 
 
@@ -904,7 +881,9 @@ def test_the_parts_of_cross_entropy_are_its_whole(sizes: str, smoothing: float, 
     peak.
     """
     rng = np.random.default_rng(0)
-    logits, labels = (torch.from_numpy(drawn(word, SIZES[sizes], rng)) for word in ("sbv", "#sb"))
+    logits, labels = (
+        torch.from_numpy(random_operand(word, SIZES[sizes], rng)) for word in ("sbv", "#sb")
+    )
     logits.requires_grad_(True)
     peak = logits.detach().amax(-1)
     parts = token_loss(*local_softmax_stats(logits, peak, labels, smoothing), labels, peak, z)

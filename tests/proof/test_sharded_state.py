@@ -31,7 +31,7 @@ def cases(name: str) -> list[Case]:
     return [case_of(program, model, axes) for axes in meshes(program)]
 
 
-def held(case: Case, bucket: Bucket) -> tuple[list[Tensor], list[Array]]:
+def get_parts(case: Case, bucket: Bucket) -> tuple[list[Tensor], list[Array]]:
     """What ranks hold of a bucket's parameters at first, and whether each element is the
     parameter's own.
     """
@@ -65,7 +65,7 @@ def test_each_rank_holds_its_part_of_every_turn(name: str) -> None:
         for bucket in shared:
             axes = bucket.shard_axes
             at = tuple(list(case.mesh).index(axis) for axis in axes)
-            _, right = held(case, bucket)
+            _, right = get_parts(case, bucket)
             for own in right:
                 assert (own.sum(axis=at) == 1).all()
             layers = [
@@ -95,7 +95,7 @@ def test_what_ranks_hold_is_the_whole_together(name: str) -> None:
         start = case.scene(numbers)
         types = {param.name: param.type for param in case.program.params}
         for bucket in case.program.buckets:
-            tensors, _ = held(case, bucket)
+            tensors, _ = get_parts(case, bucket)
             for param, all_ in zip(
                 bucket.params, together(case.program, world, bucket, tensors, numbers), strict=True
             ):

@@ -67,7 +67,7 @@ def own(parts: list[Array], rank: int, source: Placement, target: Placement) -> 
     return parts[rank]
 
 
-def whole(parts: list[Array], rank: int, source: Placement, target: Placement) -> Array:
+def join_parts(parts: list[Array], rank: int, source: Placement, target: Placement) -> Array:
     return np.concatenate(parts, axis=axis_of(source))
 
 
@@ -108,10 +108,10 @@ def axis_of(place: Placement) -> int:
 DEFINITIONS: dict[str, Callable[[list[Array], int, Placement, Placement], Array]] = {
     "I→R": own,
     "P→I": total,
-    "S(d)→R": whole,
+    "S(d)→R": join_parts,
     "P→S(d)": scattered,
     "S(d)→S(e)": exchanged,
-    "S(d)→I": whole,
+    "S(d)→I": join_parts,
     "I→S(d)": sliced,
     "R→S(d)": sliced,
     "S(d)→P": padded,
@@ -165,14 +165,14 @@ def test_adjoint_identity(entry: tuple[Placement, Placement], group: ParamGroup)
     """⟨g, C x⟩ = ⟨C* g, x⟩ in the field, with g placed by the dual of where C leads."""
     (axes, over), (source, target) = group, entry
     world, n = SimulatedMesh(axes, {}), Field(2, len(axes))
-    x = held(n, "x", group, source, LOCAL)
+    x = random_parts(n, "x", group, source, LOCAL)
     forward = world.coerce(x, over, source, target, n)
-    g = held(n, "g", group, dual(target), forward.array.shape[-2:])
+    g = random_parts(n, "g", group, dual(target), forward.array.shape[-2:])
     backward = world.coerce(g, over, *conjugate(source, target), n)
     assert inner(g, forward, group, target) == inner(backward, x, group, source)
 
 
-def held(
+def random_parts(
     n: Field, name: str, group: ParamGroup, place: Placement, local: tuple[int, ...]
 ) -> Tensor:
     """Random parts of all ranks, alike in each group where the placement says so."""

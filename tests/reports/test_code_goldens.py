@@ -87,7 +87,7 @@ def makers() -> dict[str, Callable[[], Any]]:
     }
 
 
-def told(code: str, make: Callable[[], Any]) -> str:
+def get_diagnostic_text(code: str, make: Callable[[], Any]) -> str:
     each = next((it for it in diagnostics(make) if it.code == code), None)
     assert each, f"{code} is not told"
     return str(each)
@@ -103,7 +103,9 @@ def test_each_code_as_it_is_told(
     made = makers()
     golden(
         "codes.txt",
-        "".join(f"{told(code, made[code])}\n\n" for code in get_codes() if code in made),
+        "".join(
+            f"{get_diagnostic_text(code, made[code])}\n\n" for code in get_codes() if code in made
+        ),
     )
 
 

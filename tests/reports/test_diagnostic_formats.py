@@ -129,14 +129,15 @@ SARIF = _closed(
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(working_folder: Path) -> Path:
     for name, text in (("tiny model.scale", MODEL), ("wrong.scale", WRONG), ("right.scale", RIGHT)):
         Path(name).write_text(text)
-    return tmp_path
+    return working_folder
 
 
-def told(form: str, name: str, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+def run_check(
+    form: str, name: str, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str]:
     """The status, and all of standard output, of `scalec check`; nothing is on standard error."""
     status = main([*(words or ("check",)), name, "--format", form])
     out, err = capsys.readouterr()
@@ -148,7 +149,7 @@ def told(form: str, name: str, capsys: pytest.CaptureFixture[str], *words: str) 
 def test_errors(
     form: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
 ) -> None:
-    status, out = told(form, "wrong.scale", capsys)
+    status, out = run_check(form, "wrong.scale", capsys)
     assert status == 1
     golden(f"diagnostics/errors.{form}", out)
 
@@ -157,20 +158,23 @@ def test_errors(
 def test_warnings(
     form: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
 ) -> None:
-    status, out = told(form, "right.scale", capsys)
+    status, out = run_check(form, "right.scale", capsys)
     assert status == 0
     golden(f"diagnostics/warnings.{form}", out)
 
 
 def test_none(capsys: pytest.CaptureFixture[str]) -> None:
     Path("right.scale").write_text(RIGHT.replace("cluster { reserve = 1GiB }", ""))
-    assert json.loads(told("json", "right.scale", capsys)[1]) == {"version": 1, "diagnostics": []}
-    assert json.loads(told("sarif", "right.scale", capsys)[1])["runs"][0]["results"] == []
-    assert told("github", "right.scale", capsys) == (0, "")
+    assert json.loads(run_check("json", "right.scale", capsys)[1]) == {
+        "version": 1,
+        "diagnostics": [],
+    }
+    assert json.loads(run_check("sarif", "right.scale", capsys)[1])["runs"][0]["results"] == []
+    assert run_check("github", "right.scale", capsys) == (0, "")
 
 
 def test_positions_are_those_of_the_words(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(told("json", "wrong.scale", capsys)[1])["diagnostics"]
+    found = json.loads(run_check("json", "wrong.scale", capsys)[1])["diagnostics"]
     words = {}
     for each in found:
         start, end = each["range"]["start"], each["range"]["end"]
@@ -183,7 +187,7 @@ def test_positions_are_those_of_the_words(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", ["wrong.scale", "right.scale", "none.scale"])
 def test_sarif_is_as_its_schema_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    log = json.loads(told("sarif", name, capsys)[1])
+    log = json.loads(run_check("sarif", name, capsys)[1])
     assert not [error.message for error in Draft202012Validator(SARIF).iter_errors(log)]
     (run,) = log["runs"]
     for result in run["results"]:
@@ -207,29 +211,29 @@ def test_sarif_is_as_the_schema_of_oasis_says(
         ).read_text()
     )
     Draft4Validator.check_schema(schema)
-    log = json.loads(told("sarif", name, capsys)[1])
+    log = json.loads(run_check("sarif", name, capsys)[1])
     validator = Draft4Validator(schema, format_checker=Draft4Validator.FORMAT_CHECKER)
     assert not [f"{error.json_path}: {error.message}" for error in validator.iter_errors(log)]
     assert [*validator.iter_errors(log | {"runs": [{"tool": {}}]})]
 
 
 def test_a_file_as_a_whole_has_no_range(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = json.loads(told("json", "none.scale", capsys)[1])["diagnostics"]
+    (found,) = json.loads(run_check("json", "none.scale", capsys)[1])["diagnostics"]
     assert (found["code"], found["file"], "range" in found) == ("E0101", "none.scale", False)
-    assert told("github", "none.scale", capsys)[1].startswith(
+    assert run_check("github", "none.scale", capsys)[1].startswith(
         "::error file=none.scale,title=E0101%3A "
     )
 
 
 def test_compile_writes_and_tells_no_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out = told("json", "right.scale", capsys, "compile")
+    status, out = run_check("json", "right.scale", capsys, "compile")
     assert (status, [each["code"] for each in json.loads(out)["diagnostics"]]) == (0, ["W0916"])
     assert (folder / "out" / "right" / "train.py").is_file()
-    assert told("json", "wrong.scale", capsys, "compile")[0] == 1
+    assert run_check("json", "wrong.scale", capsys, "compile")[0] == 1
 
 
 def test_must_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out = told("json", "right.scale", capsys, "check", "--must-fit")
+    status, out = run_check("json", "right.scale", capsys, "check", "--must-fit")
     assert (status, [each["code"] for each in json.loads(out)["diagnostics"]]) == (
         1,
         ["W0916", "W0915"],

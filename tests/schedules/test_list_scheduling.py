@@ -318,7 +318,7 @@ def measured_bytes(schedule: Schedule, keeps: Keeps) -> list[float]:
     return [
         max(
             (
-                _held(row[:at], it, keeps, schedule.stages)
+                get_held_size(row[:at], it, keeps, schedule.stages)
                 for at, it in enumerate(row)
                 if not it.work.is_message
             ),
@@ -328,7 +328,7 @@ def measured_bytes(schedule: Schedule, keeps: Keeps) -> list[float]:
     ]
 
 
-def _held(done: Sequence[Action], now: Action, keeps: Keeps, stages: int) -> float:
+def get_held_size(done: Sequence[Action], now: Action, keeps: Keeps, stages: int) -> float:
     """Each stage and microbatch by what was done of it last, and values that came or were made
     and are not taken.
     """

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from helpers.oracle import harness
 from helpers.oracle.plans import Case
-from helpers.planted_defects import CONTEXT, PARTS, TEXTS, Defect, refusal
+from helpers.planted_defects import CONTEXT, PARTS, TEXTS, Defect
 from helpers.planted_runs import first_step, right_step, wrong_gradients
+from helpers.programs import get_error_code
 from helpers.small_plans import LLAMA, Plan
 from scalec.runtime.ops import plain_attention
 from scalec.runtime.ops import ring_attention as ring
@@ -24,7 +25,9 @@ LABELS = '"labels": Input(("seq", "batch"), {"seq": ("cp",), "batch": ("dp",)}, 
 def test_row_31_layouts_of_a_sharded_sequence() -> None:
     """They were wrong without a causal mask or for odd lengths (pytorch#141429, EasyContext#47)."""
     assert (
-        refusal(evolve(Plan(**CONTEXT), shard="batch over dp  seq over cp as zigzag", seq=6).text())
+        get_error_code(
+            evolve(Plan(**CONTEXT), shard="batch over dp  seq over cp as zigzag", seq=6).text()
+        )
         == "E0510"
     )
     assert Defect("gathered, full").values() == set()
@@ -143,7 +146,7 @@ def test_row_43_the_loss_counts_the_axis_of_the_sequence() -> None:
 
 def test_row_44_heads_that_lose_their_ratio() -> None:
     """Padded heads, or heads that do not divide (long-context-attention#53, vllm-omni PR #5716)."""
-    assert refusal(TEXTS["exchanged"].replace("cp = 2", "cp = 8")) == "E0510"
+    assert get_error_code(TEXTS["exchanged"].replace("cp = 2", "cp = 8")) == "E0510"
 
 
 def test_row_45_copies_of_keys_whose_gradients_are_not_summed() -> None:
@@ -181,7 +184,7 @@ def test_row_88_backward_of_a_ring_has_the_keys_of_its_first_hop(
             return backward(self, *given)
 
     monkeypatch.setattr(ring._Ring, "backward", wrong_backward)
-    got, right = first_step(case, harness.compiled(case, tmp_path)), right_step(case)
+    got, right = first_step(case, harness.load_case(case, tmp_path)), right_step(case)
     assert got.loss == pytest.approx(right.loss, rel=1e-12)
     assert {"layers.1.wq", "layers.1.wk", "layers.1.wv"} <= wrong_gradients(got, right)
     assert not {"head", "norm", "layers.1.w_up"} & wrong_gradients(got, right)
@@ -266,8 +269,11 @@ def test_row_95_tokens_are_shifted_within_a_ranks_part() -> None:
     (Megatron#6550, #5917).
     """
     body = LLAMA.replace("x = x + (silu", "x = x + roll(m, by=1, over=seq) + (silu")
-    assert refusal(Plan(**CONTEXT, shard=PARTS, body=body).text()) == "E0224"
-    assert refusal(Plan(**CONTEXT, shard=PARTS, body=body, word="bidirectional").text()) == "E0601"
+    assert get_error_code(Plan(**CONTEXT, shard=PARTS, body=body).text()) == "E0224"
+    assert (
+        get_error_code(Plan(**CONTEXT, shard=PARTS, body=body, word="bidirectional").text())
+        == "E0601"
+    )
 
 
 def test_right_plans_are_right() -> None:

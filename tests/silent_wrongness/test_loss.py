@@ -6,7 +6,8 @@ Attention over a sharded sequence waits; the rest of a model over it does not.
 
 import pytest
 
-from helpers.planted_defects import LABELS, TEXTS, Defect, parameters, refusal, results_of
+from helpers.planted_defects import LABELS, TEXTS, Defect, parameters, results_of
+from helpers.programs import get_error_code
 
 SEQUENCE = "batch and sequence"  # dp 2 × cp 2
 SHARE = 'inv_num_tokens: f64[] = reciprocal(num_tokens.1) <dtype="f64">'
@@ -164,7 +165,7 @@ def test_row_25_a_vocabulary_that_the_axis_does_not_divide() -> None:
 
     Such a plan is refused; one with padding gives it no probability.
     """
-    assert refusal(TEXTS["vocabulary that does not divide"]) == "E0510"
+    assert get_error_code(TEXTS["vocabulary that does not divide"]) == "E0510"
     counted = Defect(
         "padded", ir={"dim vocab = 12 of 9": "dim vocab = 12"}, text={"classes=9": "classes=12"}
     )

@@ -38,7 +38,7 @@ SAME = Case(model="two", tp=2, experts="tp")
 
 def wrong(case: Case, folder: Path) -> set[str]:
     """The parameters whose gradients are not plain torch's."""
-    return wrong_gradients(first_step(case, harness.compiled(case, folder)), right_step(case))
+    return wrong_gradients(first_step(case, harness.load_case(case, folder)), right_step(case))
 
 
 @pytest.mark.parametrize("case", [TWO, BOUNDED, RECOMPUTED], ids=str)
@@ -90,7 +90,7 @@ def test_row_53_an_expert_without_rows_leaves_its_gradient_as_it_was(
     start, batches = _to_first(case)
     (right,) = reference.run(case.config, case.training, start, batches, LR)
     _for_programs(monkeypatch, wrong_grouped_linear)
-    (got,) = harness.run(case, harness.compiled(case, tmp_path), start, batches, LR)
+    (got,) = harness.run(case, harness.load_case(case, tmp_path), start, batches, LR)
     assert wrong_gradients(got, right) == {
         f"layers.{i}.{name}" for i in range(2) for name in ("w_gate", "w_up", "w_down")
     }
@@ -115,7 +115,7 @@ def test_row_53_a_rank_without_rows_skips_an_exchange(
     monkeypatch.setattr(exchanges._Way, "begin", skipped)
     start, batches = _to_first(ONE)
     with pytest.raises(pytest.fail.Exception):
-        harness.run(ONE, harness.compiled(ONE, tmp_path), start, batches, LR)
+        harness.run(ONE, harness.load_case(ONE, tmp_path), start, batches, LR)
 
 
 def test_row_54_rows_after_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_row_78_equal_scores_choose_the_higher_index(
     assert wrong(case, tmp_path / "apart") == set()  # no two are equal
     start, batches = _to_first(case)
     (right,) = reference.run(case.config, case.training, start, batches, LR)
-    (got,) = harness.run(case, harness.compiled(case, tmp_path / "equal"), start, batches, LR)
+    (got,) = harness.run(case, harness.load_case(case, tmp_path / "equal"), start, batches, LR)
     assert "layers.0.w_gate" in wrong_gradients(got, right)
 
 
@@ -273,7 +273,7 @@ def test_row_65_ranks_with_the_same_tokens_choose_apart(
         return gates, ids.roll(1, 0) if torch.distributed.get_rank() else ids
 
     _for_programs(monkeypatch, wrong_top_k)
-    found = sanitizer(SAME, harness.compiled(SAME, tmp_path))
+    found = sanitizer(SAME, harness.load_case(SAME, tmp_path))
     assert "`ids` at" in found
     assert "is not the same over tp: rank 0 differs from rank 1" in found
 
@@ -290,7 +290,7 @@ def test_row_66_ranks_count_other_rows_than_they_are_sent(
         return held
 
     _for_programs(monkeypatch, wrong_exchange_counts)
-    found = sanitizer(ONE, harness.compiled(ONE, tmp_path))
+    found = sanitizer(ONE, harness.load_case(ONE, tmp_path))
     assert "rank 0 sends" in found
     assert "rows to rank 1, which takes" in found
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.planted_defects import TEXTS, Defect, edited, lowered, refusal
+from helpers.edited_text import replace_once
+from helpers.planted_defects import TEXTS, Defect, lowered
+from helpers.programs import get_error_code
 from scalec.compiler.emit.readback import check as read_back
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.syntax.source import Source
@@ -25,8 +27,11 @@ WAITS = {
 
 PLAN = TEXTS["llama"]
 LATER = {
-    "attention sinks": (edited(PLAN, {"mask=causal": "mask=causal, sinks=4"}), "E0606"),
-    "offload": (edited(PLAN, {"precision = fp64": "precision = fp64  offload = cpu"}), "E0401"),
+    "attention sinks": (replace_once(PLAN, {"mask=causal": "mask=causal, sinks=4"}), "E0606"),
+    "offload": (
+        replace_once(PLAN, {"precision = fp64": "precision = fp64  offload = cpu"}),
+        "E0401",
+    ),
 }
 """Features that rows wait for, a plan that asks for each, and what it is told.
 
@@ -89,4 +94,4 @@ def _named(line: str) -> list[str]:
 @pytest.mark.parametrize("feature", LATER)
 def test_what_waits_cannot_be_written(feature: str) -> None:
     plan, code = LATER[feature]
-    assert refusal(plan) == code
+    assert get_error_code(plan) == code

@@ -85,7 +85,7 @@ def test_row_22_an_all_reduce_whose_backward_is_an_all_reduce(
     again = collectives._conjugate("Again", "PI", collectives._reduce, collectives._reduce)
     monkeypatch.setattr(collectives, "_all_reduce_sum", again)
     case = Case(tp=2)
-    got, right = first_step(case, harness.compiled(case, tmp_path)), right_step(case)
+    got, right = first_step(case, harness.load_case(case, tmp_path)), right_step(case)
     assert got.loss == pytest.approx(right.loss, rel=1e-12)
     torch.testing.assert_close(got.gradients["head"], 2 * right.gradients["head"])
 
@@ -107,7 +107,7 @@ def test_row_24_gathered_logits_add_the_logarithm_of_the_ranks(tmp_path: Path) -
 def test_row_27_another_mesh_is_built_than_the_plans(tmp_path: Path) -> None:
     """What is recorded has other groups (UniRL PR #410)."""
     case = Case(dp=2, tp=2)
-    module = harness.compiled(case, tmp_path)
+    module = harness.load_case(case, tmp_path)
     assert record(module, tmp_path).equal
     turned = record(module, tmp_path, dict(reversed(module.PLAN.mesh.items())))
     assert {found.what for found in turned.differences} == {"another group"}
@@ -129,7 +129,7 @@ def test_row_30_initial_values_that_depend_on_the_sharding(
 ) -> None:
     """Each rank drew its part as if it were the first (pytorch#168058, Megatron#206, torchtitan PR
     #4600).  Nothing but a run looks at initial values."""
-    one, two = (harness.compiled(case, tmp_path) for case in (Case(), Case(tp=2)))
+    one, two = (harness.load_case(case, tmp_path) for case in (Case(), Case(tp=2)))
     right = harness.initial(Case(), one, seed=5)
     assert _differing(right, harness.initial(Case(tp=2), two, seed=5)) == set()
 

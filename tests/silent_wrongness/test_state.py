@@ -75,8 +75,10 @@ def test_row_68_experts_are_saved_in_another_order_than_ranks_hold_them(
     """
     case, alone = Case(dp=2, model="two", experts="dp"), Case(model="two")
     start = reference.initial(case.config)
-    run_ranks(2, _saved, harness.compiled(case, tmp_path / "two"), start, tmp_path / "saved", swaps)
-    (found,) = run_ranks(1, _loaded, harness.compiled(alone, tmp_path / "one"), tmp_path / "saved")
+    run_ranks(
+        2, _saved, harness.load_case(case, tmp_path / "two"), start, tmp_path / "saved", swaps
+    )
+    (found,) = run_ranks(1, _loaded, harness.load_case(alone, tmp_path / "one"), tmp_path / "saved")
     differ = {
         name for name, value in start.items() if not torch.equal(found[name].view_as(value), value)
     }
@@ -184,7 +186,7 @@ def test_row_97_gradients_of_the_last_step_are_added(
     case = Case()
     start, batches = reference.initial(case.config), [*harness.batches(case, 2)]
     _, right = reference.run(case.config, case.training, start, batches, LR)
-    module = harness.compiled(case, tmp_path)
+    module = harness.load_case(case, tmp_path)
     _, got = harness.run(case, module, start, batches, LR)
     assert wrong_gradients(got, right) == set()
     monkeypatch.setattr(bucket_memory.Memory, "zero", lambda self: None)
@@ -226,7 +228,7 @@ def test_row_98_what_should_not_decays(tmp_path: Path) -> None:
             if not torch.allclose(got.parameters[name], value)
         }
 
-    assert differ(harness.compiled(case, tmp_path / "right")) == set()
+    assert differ(harness.load_case(case, tmp_path / "right")) == set()
     norms = differ(
         planted(
             case,
@@ -305,7 +307,7 @@ def test_row_101_all_layers_begin_alike(tmp_path: Path, monkeypatch: pytest.Monk
     """One seed was that of every layer (netket#241)."""
 
     def alike() -> bool:
-        begin = harness.initial(Case(), harness.compiled(Case(), tmp_path), seed=5)
+        begin = harness.initial(Case(), harness.load_case(Case(), tmp_path), seed=5)
         return torch.equal(begin["layers.0.wq"], begin["layers.1.wq"])
 
     assert not alike()
@@ -318,7 +320,7 @@ def test_row_101_all_layers_begin_alike(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def _attends(case: Case, folder: Path) -> set[str]:
-    return wrong_gradients(first_step(case, harness.compiled(case, folder)), right_step(case))
+    return wrong_gradients(first_step(case, harness.load_case(case, folder)), right_step(case))
 
 
 def test_row_94_scores_are_scaled_by_the_width_of_values(

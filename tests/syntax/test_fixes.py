@@ -54,7 +54,7 @@ MENDED = [
 ]
 
 
-def told(source: Source) -> list[Diagnostic]:
+def get_diagnostics(source: Source) -> list[Diagnostic]:
     """All that is wrong with a plan."""
     try:
         return [*advice(compile_plan(source))]
@@ -65,18 +65,18 @@ def told(source: Source) -> list[Diagnostic]:
 @pytest.mark.parametrize(("words", "wrong", "mended"), MENDED)
 def test_the_first_edit_mends_the_plan(words: str, wrong: str, mended: str) -> None:
     broken = Source(RIGHT.path, RIGHT.text.replace(words, wrong, 1))
-    found = [fix for diagnostic in told(broken) for fix in fixes(diagnostic)]
-    assert found, told(broken)
+    found = [fix for diagnostic in get_diagnostics(broken) for fix in fixes(diagnostic)]
+    assert found, get_diagnostics(broken)
     text = replaced(broken.text, [found[0].span], found[0].text)
     assert mended in text
     if mended not in wrong:
-        assert told(Source(RIGHT.path, text)) == []
+        assert get_diagnostics(Source(RIGHT.path, text)) == []
 
 
 def test_each_row_is_used() -> None:
     texts = [RIGHT.text.replace(words, wrong, 1) for words, wrong, _ in MENDED]
     texts += [PLAN.replace(get_code(code).place, get_code(code).wrong) for code in SHOWN]
-    helps = {each.help for text in texts for each in told(Source("p", text))}
+    helps = {each.help for text in texts for each in get_diagnostics(Source("p", text))}
     assert not [says for says, *_ in ROWS if not any(re.search(says, help) for help in helps)]
 
 
@@ -87,9 +87,9 @@ def test_each_edit_mends_the_example_of_a_code(code: str) -> None:
     """
     row = get_code(code)
     broken = Source("plan.scale", PLAN.replace(row.place, row.wrong))
-    for diagnostic in told(broken):
+    for diagnostic in get_diagnostics(broken):
         for fix in fixes(diagnostic) if diagnostic.code == code else ():
-            now = told(Source("plan.scale", replaced(broken.text, [fix.span], fix.text)))
+            now = get_diagnostics(Source("plan.scale", replaced(broken.text, [fix.span], fix.text)))
             assert (code, diagnostic.message) not in {(each.code, each.message) for each in now}
 
 
@@ -105,16 +105,18 @@ def test_a_few_words_to_choose_from_are_an_edit_each(
     words: str, wrong: str, offered: list[str]
 ) -> None:
     broken = Source(RIGHT.path, RIGHT.text.replace(words, wrong, 1))
-    found = [fix for diagnostic in told(broken) for fix in fixes(diagnostic)]
+    found = [fix for diagnostic in get_diagnostics(broken) for fix in fixes(diagnostic)]
     assert [fix.text for fix in found] == offered
     for fix in found:
         messages = {
             each.message
-            for each in told(Source(RIGHT.path, replaced(broken.text, [fix.span], fix.text)))
+            for each in get_diagnostics(
+                Source(RIGHT.path, replaced(broken.text, [fix.span], fix.text))
+            )
         }
-        assert not messages & {each.message for each in told(broken)}
+        assert not messages & {each.message for each in get_diagnostics(broken)}
 
 
 def test_a_help_that_says_no_words_is_no_edit() -> None:
     uneven = Source(RIGHT.path, RIGHT.text.replace("ffn = 256", "ffn = 255"))
-    assert [fix for diagnostic in told(uneven) for fix in fixes(diagnostic)] == []
+    assert [fix for diagnostic in get_diagnostics(uneven) for fix in fixes(diagnostic)] == []

@@ -131,7 +131,7 @@ def plan(statement: str) -> str:
     return f"model m(t[b]) {{\n  b = a\n  {statement}\n  loss = b\n}}\n"
 
 
-def told(text: str) -> Diagnostic:
+def get_first_diagnostic(text: str) -> Diagnostic:
     """The first mistake of a text."""
     with pytest.raises(PlanError) as error:
         parse_plan(Source("m.scale", text))
@@ -141,7 +141,7 @@ def told(text: str) -> Diagnostic:
 @pytest.fixture(scope="module")
 def messages() -> list[Diagnostic]:
     """What is said of all texts."""
-    return [told(text) for text in (*map(plan, STATEMENTS), *TEXTS)]
+    return [get_first_diagnostic(text) for text in (*map(plan, STATEMENTS), *TEXTS)]
 
 
 def test_the_messages(messages: list[Diagnostic], golden: Callable[[str, str], None]) -> None:
@@ -160,10 +160,12 @@ def test_every_habit_is_told(messages: list[Diagnostic]) -> None:
 
 
 def test_brackets_are_told_where_no_habit_is_before_them() -> None:
-    found = told("model m(t[b]) {\n  x = silu(a @ w[hidden -> ffn]\n  y = tanh(x)\n}\n")
+    found = get_first_diagnostic(
+        "model m(t[b]) {\n  x = silu(a @ w[hidden -> ffn]\n  y = tanh(x)\n}\n"
+    )
     assert (found.code, found.message) == ("E0103", "expected `)`, found `}`")
 
 
 def test_words_in_comments_and_other_lines_are_no_habits() -> None:
     text = "model m(t[b]) {\n  x = a # for i in layers:\n  # return x\n  y = * b\n}\n"
-    assert told(text).message == "expected a value, found `*`"
+    assert get_first_diagnostic(text).message == "expected a value, found `*`"

@@ -179,7 +179,7 @@ def test_a_chain_of_thousands() -> None:
 # ---- bounds
 
 
-def refused(text: str) -> str:
+def get_first_message(text: str) -> str:
     with pytest.raises(PlanError) as error:
         parse(text)
     return error.value.diagnostics[0].message
@@ -198,7 +198,7 @@ def refused(text: str) -> str:
     ],
 )
 def test_bounds(text: str, message: str) -> None:
-    assert refused(text) == message
+    assert get_first_message(text) == message
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ edits = st.lists(
 )
 
 
-def told(text: str) -> str:
+def get_message(text: str) -> str:
     try:
         parse(text)
     except PlanError as error:
@@ -298,7 +298,7 @@ def test_mutated_plans(path: Path, edits: list[tuple[int, int, str]]) -> None:
     text = path.read_text(encoding="utf-8")
     for at, length, snippet in edits:
         text = text[:at] + snippet + text[at + length :]
-    assert is_safe_to_print(told(text))
+    assert is_safe_to_print(get_message(text))
 
 
 @given(
@@ -306,7 +306,7 @@ def test_mutated_plans(path: Path, edits: list[tuple[int, int, str]]) -> None:
     | st.lists(st.sampled_from([*SNIPPETS, "a", "1"]), max_size=30).map(" ".join)
 )
 def test_garbage(text: str) -> None:
-    assert is_safe_to_print(told(text))
+    assert is_safe_to_print(get_message(text))
 
 
 # ---- the cache of tables

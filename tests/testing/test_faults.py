@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import write_program
 from scalec.runtime.checkpoint.files import Disk, write_durably
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.testing.faults import (
@@ -64,14 +64,14 @@ def program(tmp_path: Path, calls_uncompared: None) -> Program:
     """Six steps of a tiny model on two ranks, and three saves."""
     corpus = tmp_path / "corpus.bin"
     corpus.write_bytes(bytes(random.Random(0).choices(range(32), k=4000)))
-    folder = harness.written(plan_text(Case(dp=RANKS, microbatches=2, clip=1.0)), tmp_path)
+    folder = write_program(plan_text(Case(dp=RANKS, microbatches=2, clip=1.0)), tmp_path)
     options = f"--device=cpu --steps={STEPS} --save-every={EVERY} --log-every=1 --data={corpus}"
     return Program(folder, RANKS, options)
 
 
 def _one(program: Program) -> Program:
     """The program on one rank, of the same samples."""
-    harness.written(plan_text(Case(microbatches=4, clip=1.0)), program.folder)
+    write_program(plan_text(Case(microbatches=4, clip=1.0)), program.folder)
     return replace(program, ranks=1)
 
 
@@ -160,7 +160,7 @@ def test_exceptions_and_values_fail_as_such(program: Program) -> None:
 
 def test_weights_that_are_gathered_are_poisoned_where_they_are_kept(program: Program) -> None:
     """Under ZeRO 3, on the rank that has the last of them."""
-    harness.written(
+    write_program(
         plan_text(Case(dp=RANKS, microbatches=2, clip=1.0, state="zero 3 over dp")), program.folder
     )
     ended = _after(program, Poison(), Point("step", 3, RANKS - 1))

@@ -385,7 +385,7 @@ train {{
 """
 
 
-def written(folder: Path, module: str, signatures: list[str], calls: list[str]) -> Path:
+def write_plan(folder: Path, module: str, signatures: list[str], calls: list[str]) -> Path:
     """A plan that calls functions of a module, both in files of a folder."""
     (folder / "own.py").write_text(module)
     declared = [f'op {each} from "own:{each.partition("(")[0]}"' for each in signatures]
@@ -402,7 +402,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[Diagnostic]:
     names = [signature.partition("(")[0] for signature in signatures]
     calls = [f"  x = x + {name}({'x, x' if name == 'forgets' else 'x'})" for name in names]
     trials = Trials("", None, seconds=2)
-    plan = compile_source(load(written(folder, WRONG_MODULE, signatures, calls)))
+    plan = compile_source(load(write_plan(folder, WRONG_MODULE, signatures, calls)))
     with pytest.raises(PlanError) as caught:
         trials.try_functions(plan.model, plan.source)
     trials.end()
@@ -427,7 +427,7 @@ def test_wrong_functions_are_refused(
 
 def test_the_functions_of_random_plans_pass(tmp_path: Path) -> None:
     calls = ["  a = gated(x, x, 2)", "  b, c = parted(x, x)", "  x = unit(a * b, g[ffn])"]
-    plan = written(tmp_path, Path(own_ops.__file__).read_text(), [], calls)
+    plan = write_plan(tmp_path, Path(own_ops.__file__).read_text(), [], calls)
     (tmp_path / "own_ops.py").write_text(Path(own_ops.__file__).read_text())
     plan.write_text(USER_OPS + plan.read_text())
     trials, model = Trials("", None), compile_source(load(plan))
@@ -445,7 +445,7 @@ def test_a_function_without_finite_results_is_not_tried(tmp_path: Path) -> None:
     trials, plan = (
         Trials("", None),
         compile_source(
-            load(written(tmp_path, RIGHT_MODULE, signatures, ["  x = never_finite(x)"]))
+            load(write_plan(tmp_path, RIGHT_MODULE, signatures, ["  x = never_finite(x)"]))
         ),
     )
     functions = trials.try_functions(plan.model, plan.source)
@@ -465,7 +465,7 @@ def test_right_functions_pass(tmp_path: Path) -> None:
             f"  {results} = {name}(x{further})\n  x = x + a{' * b' if name == 'turned' else ''}"
         )
     trials = Trials("", None)
-    plan = compile_source(load(written(tmp_path, RIGHT_MODULE, signatures, calls)))
+    plan = compile_source(load(write_plan(tmp_path, RIGHT_MODULE, signatures, calls)))
     functions = trials.try_functions(plan.model, plan.source)
     trials.end()
     assert functions.untried == {}

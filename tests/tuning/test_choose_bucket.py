@@ -13,6 +13,7 @@ from attrs import evolve
 
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import import_module, write_program
 from helpers.timed_plans import WASTEFUL
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import hardware
@@ -157,8 +158,8 @@ def test_a_run_is_that_of_the_size_to_the_last_bit(tmp_path: Path) -> None:
     size = f"bucket = {auto.flow.largest}B"
     assert _compiled(_text(size)) == auto
     assert _compiled(_text("")).buckets != auto.buckets
-    folders = (harness.written(_text(word), tmp_path / word) for word in ("bucket = auto", size))
-    found, given = (harness.imported(folder / "train.py") for folder in folders)
+    folders = (write_program(_text(word), tmp_path / word) for word in ("bucket = auto", size))
+    found, given = (import_module(folder / "train.py") for folder in folders)
     start = harness.initial(CASE, found, seed=5)
     batch = tuple(torch.arange(64).view(8, 8) % (7 + i) for i in range(2))
     (own,), (other,) = (harness.run(CASE, module, start, [batch], 0.1) for module in (found, given))

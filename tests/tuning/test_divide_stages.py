@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from helpers.programs import make_program
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.stage_times import stage_times
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Pipeline, Program
-from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.decisions import divide_stages
-from scalec.compiler.tuning.lowering import compile_plan
 
-PLANS = Path(__file__).parents[2] / "plans"
+STAGES = str(Path(__file__).parents[2] / "plans" / "stages.scale")
 LONG = """use "llama3_8b.scale" {{ train {{ seq = {seq}  recompute = {recompute} }} }}
 mesh {{ pp = 8  dp = 2  tp = 8 }}
 shard {{ batch over dp  vocab, heads, kv_heads, ffn over tp  seq over tp  layers over pp }}
@@ -29,10 +28,6 @@ TEXTS = [
 ]
 
 
-def _compiled(text: str) -> Program:
-    return compile_plan(Source(str(PLANS / "stages.scale"), text))
-
-
 def _seconds(program: Program) -> float:
     on = hardware(program)
     assert on
@@ -42,12 +37,12 @@ def _seconds(program: Program) -> float:
 def _by_operations(text: str, monkeypatch: pytest.MonkeyPatch) -> Program:
     with monkeypatch.context() as patched:
         patched.setattr(divide_stages, "_faster", lambda plan, pipeline, equal, gpu: equal)
-        return _compiled(text)
+        return make_program(text, path=STAGES)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_no_step_is_slower_than_by_operations(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _seconds(_compiled(text)) <= _seconds(_by_operations(text, monkeypatch))
+    assert _seconds(make_program(text, path=STAGES)) <= _seconds(_by_operations(text, monkeypatch))
 
 
 def test_a_step_of_long_sequences_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +50,11 @@ def test_a_step_of_long_sequences_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
     forward say.
     """
     text = f"{TEXTS[0]}cluster {{ gpu = h100_pcie  gpus_per_node = 8  nodes = 16 }}\n"
-    assert _layers(_compiled(text)) == (4,) * 8
+    assert _layers(make_program(text, path=STAGES)) == (4,) * 8
     assert _layers(_by_operations(text, monkeypatch)) == (4, 4, 4, 4, 4, 4, 5, 3)
-    assert _seconds(_compiled(text)) < 0.95 * _seconds(_by_operations(text, monkeypatch))
+    assert _seconds(make_program(text, path=STAGES)) < 0.95 * _seconds(
+        _by_operations(text, monkeypatch)
+    )
 
 
 def _layers(program: Program) -> tuple[int, ...]:
@@ -67,11 +64,11 @@ def _layers(program: Program) -> tuple[int, ...]:
 
 def test_layers_that_a_plan_gives_are_its_own() -> None:
     given = TEXTS[0].replace("1f1b", "1f1b  stages = [5, 4, 4, 4, 4, 4, 4, 3]")
-    assert _layers(_compiled(given)) == (5, 4, 4, 4, 4, 4, 4, 3)
+    assert _layers(make_program(given, path=STAGES)) == (5, 4, 4, 4, 4, 4, 4, 3)
 
 
 def test_messages_of_an_automatic_schedule_take_time() -> None:
-    program = _compiled(TEXTS[0])
+    program = make_program(TEXTS[0], path=STAGES)
     pipeline, on = program.pipeline, hardware(program)
     assert pipeline
     assert on

@@ -74,8 +74,9 @@ class ChatTemplate:
         """The conversation as text, and the characters of the turns that count.
 
         A template with `{% generation %}` says itself what counts.  With another, what a turn
-        adds to the text before it counts, without white space at its end.  TemplateError where earlier
-        turns are rendered differently once later ones follow.
+        adds to the text before it counts, without white space at its end.
+
+        TemplateError where earlier turns are rendered differently once later ones follow.
         """
         if self._marks:
             text, counted = self._render_marked(messages)

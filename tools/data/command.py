@@ -115,7 +115,7 @@ def _eos(options: Namespace, tokenizer: TokenizerFiles) -> str:
 
 
 class _Progress(Protocol):
-    def __call__(self, done: int, of: int) -> None: ...
+    def __call__(self, done: int, total: int) -> None: ...
 
 
 @contextmanager
@@ -127,11 +127,11 @@ def _progress() -> Generator[_Progress]:
         return
     said = time.monotonic()
 
-    def say(done: int, of: int) -> None:
+    def say(done: int, total: int) -> None:
         nonlocal said
         if time.monotonic() - said > 10:
             said = time.monotonic()
-            print(f"{done} of {of} shards", file=sys.stderr, flush=True)
+            print(f"{done} of {total} shards", file=sys.stderr, flush=True)
 
     yield say
 
@@ -144,8 +144,8 @@ def _bar() -> Generator[_Progress]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("shards", total=None)
 
-        def advance(done: int, of: int) -> None:
-            bar.update(task, completed=done, total=of)
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
 
         yield advance
 

@@ -154,7 +154,7 @@ class Encoder:
             return BadRecord(document.place, "a text of no token")
         counted = None
         if document.counted is not None:
-            counted = _counted(document.counted, encoding)
+            counted = _find_counted(document.counted, encoding)
             if not counted.any():
                 return BadRecord(document.place, "no token counts")
         return self._surround(Encoded(ids, counted))
@@ -173,7 +173,7 @@ class Encoder:
         return Encoded(ids, counted)
 
 
-def _counted(spans: Sequence[Span], encoding: Any) -> Array:
+def _find_counted(spans: Sequence[Span], encoding: Any) -> Array:
     """The tokens that share a character with a span, as transformers finds them."""
     counted = np.zeros(len(encoding.ids), dtype=bool)
     for span in spans:

@@ -70,7 +70,7 @@ class Preparation:
         sources = tuple(
             TokenSource(path, os.path.getsize(path), source_hash(path)) for path in self.paths
         )
-        done = _finished(self.folder, recipe, sources)
+        done = _find_finished(self.folder, recipe, sources)
         if done is not None:
             return done
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -78,14 +78,16 @@ class Preparation:
             path.unlink()
         stretches = make_stretches(self.paths, self.stretch_bytes)
         notes = _Notes(self.folder, _key(recipe, sources, self.stretch_bytes))
-        made = notes.read(len(stretches))
-        progress(len(made), len(stretches))
-        missing = [number for number in range(len(stretches)) if number not in made]
+        made_shards = notes.read(len(stretches))
+        progress(len(made_shards), len(stretches))
+        missing = [number for number in range(len(stretches)) if number not in made_shards]
         for number, result in self._make(missing, stretches, encoder, recipe.dtype, workers):
             notes.write(number, result)
-            made[number] = result
-            progress(len(made), len(stretches))
-        return self._finish(recipe, sources, [made[n] for n in sorted(made)], encoder, notes)
+            made_shards[number] = result
+            progress(len(made_shards), len(stretches))
+        return self._finish(
+            recipe, sources, [made_shards[n] for n in sorted(made_shards)], encoder, notes
+        )
 
     def _recipe(self, encoder: Encoder) -> Recipe:
         template = hashlib.sha256(self.template.encode()).hexdigest() if self.template else ""
@@ -145,16 +147,16 @@ class Preparation:
         self,
         recipe: Recipe,
         sources: tuple[TokenSource, ...],
-        made: Sequence[Made],
+        made_shards: Sequence[Made],
         encoder: Encoder,
         notes: "_Notes",
     ) -> TokenFolder:
         """Writes the sample and the index, and takes the notes away."""
         skipped = dict[str, int]()
-        for result in made:
+        for result in made_shards:
             for reason, count in result.skipped.items():
                 skipped[reason] = skipped.get(reason, 0) + count
-        index = TokenFolder(recipe, sources, tuple(result.shard for result in made), skipped)
+        index = TokenFolder(recipe, sources, tuple(result.shard for result in made_shards), skipped)
         if not index.documents:
             raise SourceError("the sources have no document")
         first = next(shard for shard in index.shards if shard.documents)
@@ -189,7 +191,9 @@ def _make_in_worker(number: int, stretch: Stretch) -> Made:
     )
 
 
-def _finished(folder: Path, recipe: Recipe, sources: tuple[TokenSource, ...]) -> TokenFolder | None:
+def _find_finished(
+    folder: Path, recipe: Recipe, sources: tuple[TokenSource, ...]
+) -> TokenFolder | None:
     """The index of a folder that was made of the same, None where there is no index.
 
     TokenFolderError where it was made of other sources or otherwise.
@@ -217,24 +221,24 @@ class _Notes:
     def __init__(self, folder: Path, key: str) -> None:
         self._folder, self._key = folder, key
 
-    def write(self, number: int, made: Made) -> None:
+    def write(self, number: int, shard: Made) -> None:
         """Notes that a shard is done."""
-        content = {"key": self._key, "shard": shard_to_json(made.shard), "skipped": made.skipped}
+        content = {"key": self._key, "shard": shard_to_json(shard.shard), "skipped": shard.skipped}
         write_whole(self._path(number), json.dumps(content) + "\n")
 
     def read(self, count: int) -> dict[int, Made]:
         """The shards below `count` that are done, by number, with the files that the notes say."""
-        made = dict[int, Made]()
+        made_shards = dict[int, Made]()
         for number in range(count):
             try:
                 note: Mapping[str, Any] = json.loads(self._path(number).read_text(encoding="utf-8"))
                 if note["key"] == self._key:
                     shard = Shard(**note["shard"])
                     if self._is_whole(number, shard):
-                        made[number] = Made(shard, note["skipped"])
+                        made_shards[number] = Made(shard, note["skipped"])
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # made anew
-        return made
+        return made_shards
 
     def remove(self) -> None:
         """Takes all notes away."""

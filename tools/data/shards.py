@@ -47,7 +47,7 @@ def make_shard(
     skipped = dict[str, int]()
     writer = _Writer(folder, number, dtype, reader.masked)
     try:
-        for encoded in _encoded(stretch, reader, encoder):
+        for encoded in _encode_records(stretch, reader, encoder):
             if isinstance(encoded, BadRecord):
                 if not skip_bad:
                     raise encoded
@@ -60,7 +60,7 @@ def make_shard(
         writer.close()
 
 
-def _encoded(
+def _encode_records(
     stretch: Stretch, reader: Reader, encoder: Encoder
 ) -> Iterator[list[Encoded] | BadRecord]:
     """The ids of each record, in order; a record of two documents gives both or neither."""
@@ -101,7 +101,7 @@ class _Writer:
         self._paths = {kind: folder / shard_file(kind, number) for kind in kinds}
         self._files: dict[str, IO[bytes]] = {}
         for kind, path in self._paths.items():
-            self._files[kind] = open(_unfinished(path), "wb")  # noqa: SIM115  # closed by `close`
+            self._files[kind] = open(_unfinished_path(path), "wb")  # noqa: SIM115  # closed by `close`
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._tokens = self._documents = self._counted = 0
         self._bits = np.zeros(0, dtype=bool)  # those that fill no byte yet
@@ -134,7 +134,7 @@ class _Writer:
         self.close()
         hashes = dict[str, str]()
         for kind, path in self._paths.items():
-            os.replace(_unfinished(path), path)
+            os.replace(_unfinished_path(path), path)
             hashes[kind] = file_hash(path)
         return Shard(self._tokens, self._documents, self._counted, hashes)
 
@@ -147,7 +147,7 @@ class _Writer:
         self._files[COUNTS].write(np.packbits(bits, bitorder="little").tobytes())
 
 
-def _unfinished(path: Path) -> Path:
+def _unfinished_path(path: Path) -> Path:
     return path.with_name(path.name + ".tmp")
 
 
@@ -176,11 +176,11 @@ def sample_text(
     for document, (start, end) in enumerate(zip(starts, ends, strict=False), start=1):
         marks = counted[int(start) : int(end)] if counted is not None else None
         texts.append(f"--- document {document}, {int(end - start):,} tokens")
-        texts.append(_marked(ids[int(start) : int(end)], marks, encoder))
+        texts.append(_mark_counted(ids[int(start) : int(end)], marks, encoder))
     return "\n".join(texts) + "\n"
 
 
-def _marked(ids: Array, counted: Array | None, encoder: Encoder) -> str:
+def _mark_counted(ids: Array, counted: Array | None, encoder: Encoder) -> str:
     if counted is None:
         return encoder.decode(ids)
     text, start = "", 0

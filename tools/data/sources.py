@@ -217,10 +217,10 @@ def read_records(part: Part, fields: Sequence[str]) -> Iterator[Record | BadReco
 def _whole_text(part: Part) -> Record | BadRecord:
     with _open(part.path) as file:
         content = file.read()
-    return _decoded(content, Place(part.path))
+    return _decode(content, Place(part.path))
 
 
-def _decoded(content: bytes, place: Place) -> Record | BadRecord:
+def _decode(content: bytes, place: Place) -> Record | BadRecord:
     try:
         return Record(place, content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -259,7 +259,7 @@ def _lines_before(path: str, first: int) -> int:
 
 
 def _line_record(line: bytes, place: Place) -> Record | BadRecord:
-    text = _decoded(line, place)
+    text = _decode(line, place)
     if isinstance(text, BadRecord):
         return text
     try:

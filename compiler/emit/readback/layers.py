@@ -28,7 +28,7 @@ class Layers(Protocol):
         ...
 
     def draws(self, loop: Loop, all_: object) -> object:
-        """The draws of one layer, of those of all layers."""
+        """The draws of one layer, out of the draws of all layers."""
         ...
 
     def recompute(self, loop: Loop, interval: int) -> object:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.programs import make_program
 from scalec.compiler import cli
 from scalec.compiler.analysis.memory import Account, account
 from scalec.compiler.analysis.memory.aliasing import Storages
@@ -50,31 +51,27 @@ train {
 X = 20 * 4 * 2
 
 
-def program(text: str = PLAN) -> Program:
-    return compile_plan(Source("tiny.scale", text))
-
-
 def shared(state: str, text: str = PLAN, layers: int = 5, hidden: int = 4, ffn: int = 8) -> Program:
     """The plan with a section `state`, and of other sizes."""
     text = text.replace("layers = 5", f"layers = {layers}").replace(
         "hidden = 4", f"hidden = {hidden}"
     )
-    return program(
+    return make_program(
         text.replace("ffn = 8", f"ffn = {ffn}").replace("mesh ", f"state {{ {state} }}\nmesh ")
     )
 
 
 def layers(count: int) -> Account:
-    return account(program(PLAN.replace("layers = 5", f"layers = {count}")))
+    return account(make_program(PLAN.replace("layers = 5", f"layers = {count}")))
 
 
-def kept(it: Account) -> list[tuple[str, str, int, int]]:
+def get_kept_values(it: Account) -> list[tuple[str, str, int, int]]:
     return [(each.op.kind, each.what, each.bytes, each.layers) for each in it.kept]
 
 
 def test_state() -> None:
     """Each parameter in bf16, and in float32 its master, its gradient and two averages."""
-    it = account(program())
+    it = account(make_program(PLAN))
     elements = 2 * 3 * 4 + 5 * 2 * 4 * 8
     assert sum(bucket.parameters for bucket in it.buckets) == 2 * elements
     assert it.state == (2 + 4 + 4 + 8) * elements + 4 + 8
@@ -115,8 +112,8 @@ def test_padding() -> None:
     compiled = shared("zero 1 over dp  bucket = 300B", PLAN.replace("dp = 2", "dp = 3"))
     assert account(compiled).padding == 5 * 8 * (2 + 4) + 5 * 8 * (4 + 8) // 3
     assert "of tensors: 400 B, " in memory(compiled)
-    assert account(program()).padding == 0
-    assert "padding" not in memory(program())
+    assert account(make_program(PLAN)).padding == 0
+    assert "padding" not in memory(make_program(PLAN))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +124,7 @@ def test_state_in_other_element_types(settings: str, bytes_each: int, scalars: i
     """Counts of steps take 4 and 8 bytes, a loss scale 8; without masters the model's own
     weights are updated.
     """
-    it = account(program(PLAN.replace("precision = bf16", settings)))
+    it = account(make_program(PLAN.replace("precision = bf16", settings)))
     assert it.state == bytes_each * (2 * 3 * 4 + 5 * 2 * 4 * 8) + scalars
 
 
@@ -136,8 +133,8 @@ def test_a_gradient_is_there_twice_while_it_is_reduced_in_another_element_type()
     few = PLAN.replace("hidden = 4  ffn = 8", "hidden = 400  ffn = 800").replace(
         "seq = 10", "seq = 1"
     )
-    assert account(program(few)).peak.op is not None
-    it = account(program(few.replace("precision = bf16", "precision = bf16  reduce = bf16")))
+    assert account(make_program(few)).peak.op is not None
+    it = account(make_program(few.replace("precision = bf16", "precision = bf16  reduce = bf16")))
     assert (it.peak.op, it.peak.other) == (
         None,
         max(bucket.gradients for bucket in it.buckets) // 2,
@@ -145,7 +142,7 @@ def test_a_gradient_is_there_twice_while_it_is_reduced_in_another_element_type()
 
 
 def test_what_forward_keeps() -> None:
-    assert kept(account(program())) == [
+    assert get_kept_values(account(make_program(PLAN))) == [
         ("embedding", "rows", 20 * 8, 1),
         ("embedding", "rows elsewhere", 20, 1),
         ("contract", "x.4", X, 1),
@@ -164,8 +161,8 @@ def test_what_forward_keeps() -> None:
 
 def test_what_forward_keeps_of_a_head_in_parts() -> None:
     """No logits; what a rank needs to bring its parts to the largest logit of all."""
-    it = account(program(PLAN.replace("kernels = torch", "kernels = triton  logits = chunk")))
-    assert kept(it)[-5:] == [
+    it = account(make_program(PLAN.replace("kernels = torch", "kernels = triton  logits = chunk")))
+    assert get_kept_values(it)[-5:] == [
         ("linear_softmax_stats", "x.3", X, 1),
         ("linear_softmax_stats", "logits_max", 20 * 4, 1),
         ("rescale_to_global_max", "exp(m - peak)", 20 * 4, 1),
@@ -180,10 +177,10 @@ def test_a_head_with_the_whole_vocabulary_keeps_its_gradients() -> None:
         "  vocab over tp\n", "  ffn over tp\n"
     )
     long = text.replace("seq = 10", "seq = 4096").replace("vocab = 6", "vocab = 6000")
-    it = account(program(long))
+    it = account(make_program(long))
     x, weight, logits = 2 * 4096 * 4 * 2, 6000 * 4 * 2, 1024 * 6000 * 2
-    assert ("linear_cross_entropy", "gradient", x, 1) in kept(it)
-    assert ("linear_cross_entropy", "gradient of the weight", weight, 1) in kept(it)
+    assert ("linear_cross_entropy", "gradient", x, 1) in get_kept_values(it)
+    assert ("linear_cross_entropy", "gradient of the weight", weight, 1) in get_kept_values(it)
     assert (it.peak.where, it.peak.name) == ("forward", "head")
     assert it.peak.other == logits + x + 4
     assert it.peak.kept == it.activations
@@ -218,7 +215,7 @@ def test_where_attention_has_no_blocks_some_scores_are_in_memory(
     dim: int, dtype: str, has: bool
 ) -> None:
     """Those of 256 queries, of each head, in float32; with blocks there are none."""
-    it = account(program(ATTENDED.replace("DIM", str(dim)).replace("TYPE", dtype)))
+    it = account(make_program(ATTENDED.replace("DIM", str(dim)).replace("TYPE", dtype)))
     scores = 2 * 256 * 956 * 4
     assert (it.peak.other > 4 * scores) == (not has)  # of which backward holds six functions
 
@@ -230,7 +227,7 @@ def test_a_layer_more_costs_a_layer() -> None:
 
 def test_126_layers_take_no_longer_than_2() -> None:
     def seconds(count: int) -> float:
-        compiled = program(PLAN.replace("layers = 5", f"layers = {count}"))
+        compiled = make_program(PLAN.replace("layers = 5", f"layers = {count}"))
         before = time.process_time()
         account(compiled)
         return time.process_time() - before
@@ -239,13 +236,13 @@ def test_126_layers_take_no_longer_than_2() -> None:
 
 
 def test_the_fullest_moment_is_where_most_is_on_its_way() -> None:
-    it = account(program(PLAN.replace("ffn = 8", "ffn = 800")))
+    it = account(make_program(PLAN.replace("ffn = 8", "ffn = 800")))
     assert (it.peak.where, it.peak.layers, it.peak.name) == (
         "backward",
         (("layers", 5, 5),),
         "down",
     )
-    it = account(program(PLAN.replace("vocab = 6", "vocab = 6000")))
+    it = account(make_program(PLAN.replace("vocab = 6", "vocab = 6000")))
     assert (it.peak.where, it.peak.layers, it.peak.name) == ("backward", (), "logits")
 
 
@@ -351,16 +348,18 @@ def test_forward_gathers_ahead() -> None:
 
 def test_what_turns_gather_is_not_kept() -> None:
     texts = [shared(f"zero {stage} over dp", PLAN) for stage in (1, 2, 3)]
-    assert [kept(account(text)) for text in texts] == [kept(account(program()))] * 3
+    assert [get_kept_values(account(text)) for text in texts] == [
+        get_kept_values(account(make_program(PLAN)))
+    ] * 3
 
 
 def test_of_ir_text_it_is_the_same() -> None:
     """`scalec verify --recheck` begins from such text."""
-    compiled = program()
+    compiled = make_program(PLAN)
     again = account(read_ir(Source("tiny.ir", print_ir(compiled))))
     first = account(compiled)
-    assert (kept(again), again.peak.bytes, again.state) == (
-        kept(first),
+    assert (get_kept_values(again), again.peak.bytes, again.state) == (
+        get_kept_values(first),
         first.peak.bytes,
         first.state,
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.memory.test_account import PLAN, program
+from analysis.memory.test_account import PLAN
+from helpers.programs import make_program
 from scalec.compiler.analysis.hardware.files import FOLDER
 from scalec.compiler.analysis.memory import account, accounts, capacity, fits
 from scalec.compiler.analysis.memory.reserve import communicators
@@ -53,28 +54,32 @@ CONTEXT_ALONE = 512 * MIB
 
 def test_each_group_of_ranks_has_buffers() -> None:
     """Gradients are summed over dp, activations over tp; stages have a group for messages too."""
-    assert communicators(program()) == 2
+    assert communicators(make_program(PLAN)) == 2
     assert (
-        communicators(program(PLAN.replace("mesh { dp = 2  tp = 2 }", "mesh { dp = 1  tp = 1 }")))
+        communicators(
+            make_program(PLAN.replace("mesh { dp = 2  tp = 2 }", "mesh { dp = 1  tp = 1 }"))
+        )
         == 0
     )
     text = PLAN.replace("mesh { dp = 2", "mesh { pp = 2  dp = 2").replace(
         "batch over dp", "batch over dp  layers over pp"
     )
-    assert communicators(program(text)) > communicators(program()) + 1
-    assert len({it.reserve for it in accounts(program(text))}) == 1
-    assert account(program(text)).reserve == GPUS["h100_sxm"].reserve(communicators(program(text)))
+    assert communicators(make_program(text)) > communicators(make_program(PLAN)) + 1
+    assert len({it.reserve for it in accounts(make_program(text))}) == 1
+    assert account(make_program(text)).reserve == GPUS["h100_sxm"].reserve(
+        communicators(make_program(text))
+    )
 
 
 def test_a_plan_may_say_it() -> None:
-    compiled = program(PLAN.replace("gpu = h100_sxm", "gpu = h100_sxm  reserve = 5GiB"))
+    compiled = make_program(PLAN.replace("gpu = h100_sxm", "gpu = h100_sxm  reserve = 5GiB"))
     assert account(compiled).reserve == 5 * GIB
     assert account(compiled).needs == account(compiled).total + 5 * GIB
     assert read_ir(Source("tiny.ir", print_ir(compiled))).cluster.reserve == 5 * GIB
 
 
 def test_on_the_cpu_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert account(program(PLAN.replace("gpu = h100_sxm", ""))).reserve == 0
+    assert account(make_program(PLAN.replace("gpu = h100_sxm", ""))).reserve == 0
     path = tmp_path / "tiny.scale"
     path.write_text(PLAN.replace("gpu = h100_sxm", "reserve = 5GiB"))
     assert main(("check", str(path))) == 0
@@ -93,7 +98,7 @@ def filled(room: int) -> str:
 
 @pytest.mark.parametrize(("room", "holds"), [(3 * GIB, True), (GIB, False)])
 def test_what_leaves_no_room_for_it_does_not_fit(room: int, holds: bool) -> None:
-    compiled = program(filled(room))
+    compiled = make_program(filled(room))
     assert account(compiled).total < 16 * GIB
     assert fits(compiled, account(compiled)) == holds
     assert (warned(plan(filled(room))) is None) == holds
@@ -139,7 +144,7 @@ def test_backward_of_attention_has_a_workspace(
     element of q.
     """
     text = ATTENDED.replace("KV", str(kv)).replace("TYPE", dtype)
-    compiled = program(text.replace("gpu = GPU", "gpu = h100_sxm" if gpu else ""))
+    compiled = make_program(text.replace("gpu = GPU", "gpu = h100_sxm" if gpu else ""))
     elements, item = 1024 * 8 * 64, 2 if dtype == "bf16" else 4
     it = account(compiled).peak
     gradients = item * (elements + 2 * elements * kv // 8)
@@ -157,12 +162,12 @@ def test_backward_of_attention_has_a_workspace(
 
 
 def test_a_plan_that_fits_is_not_warned_of() -> None:
-    assert capacity(program()) == GPUS["h100_sxm"].memory * GIB
+    assert capacity(make_program(PLAN)) == GPUS["h100_sxm"].memory * GIB
     assert warned(plan(PLAN)) is None
 
 
 def test_without_a_gpu_nothing_is_known() -> None:
-    compiled = program(PLAN.replace("cluster { gpu = h100_sxm }", ""))
+    compiled = make_program(PLAN.replace("cluster { gpu = h100_sxm }", ""))
     assert capacity(compiled) is None
     assert fits(compiled, account(compiled)) is None
     assert warned(plan(PLAN.replace("cluster { gpu = h100_sxm }", ""))) is None
@@ -336,7 +341,7 @@ def test_where_nothing_is_left_to_change() -> None:
 
 
 def test_of_ir_text_no_changes_are_tried() -> None:
-    text = print_ir(program(STATE))
+    text = print_ir(make_program(STATE))
     found = too_large(read_ir(plan(text)), read_ir(plan(text)), plan(text))
     assert found
     assert found.help.startswith("shard parameters over more ranks")

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.programs import make_program
 from scalec.compiler import cli
 from scalec.compiler.analysis.memory import account, at_loads
 from scalec.compiler.ir import Program
-from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 8  hidden = 64  experts = 8  expert_ffn = 64  layers = 4 }
@@ -39,23 +38,19 @@ ROWS = 8 * 256 * 2
 """Of a rank: 2 choices of each of 8 sequences of 256 tokens."""
 
 
-def compiled(text: str = PLAN) -> Program:
-    return compile_plan(Source("tiny.scale", text))
-
-
 def needs(program: Program) -> list[int]:
     """Balanced, with room, at worst."""
     return [it.needs for _, (it,) in at_loads(program)]
 
 
 def test_room_is_what_all_else_goes_by() -> None:
-    program = compiled()
+    program = make_program(PLAN)
     balanced, room, worst = needs(program)
     assert balanced < room < worst
     assert account(program).needs == room
-    narrow, *_ = needs(compiled(PLAN.replace("steps = 1", "steps = 1  room = 1")))
+    narrow, *_ = needs(make_program(PLAN.replace("steps = 1", "steps = 1  room = 1")))
     assert (
-        account(compiled(PLAN.replace("steps = 1", "steps = 1  room = 1"))).needs
+        account(make_program(PLAN.replace("steps = 1", "steps = 1  room = 1"))).needs
         == narrow
         == balanced
     )
@@ -65,7 +60,7 @@ def test_a_row_more_is_what_autograd_keeps_of_it() -> None:
     """Of each layer the rows that came, what silu takes and gives, in float32; and what
     exchanges know of each row.
     """
-    (_, (equal,)), (_, (more,)), _ = at_loads(compiled())
+    (_, (equal,)), (_, (more,)), _ = at_loads(make_program(PLAN))
     assert more.activations - equal.activations == 4 * (ROWS // 4) * (3 * 64 * 4 + 2 * 8)
 
 
@@ -120,7 +115,7 @@ def test_a_plan_fits_by_room(
     """A GPU that holds an equal load but not 1.25 of it, and one that holds this but not the
     worst.
     """
-    sizes = needs(compiled())
+    sizes = needs(make_program(PLAN))
     middle = sum(sizes[between : between + 2]) // 2
     (tmp_path / "tiny.scale").write_text(
         PLAN.replace("memory = 1GiB", f"memory = {middle // 1024}KiB")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.memory.test_account import PLAN, program
+from analysis.memory.test_account import PLAN
+from helpers.programs import make_program
 from scalec.compiler.analysis.memory import Account, account, at_loads, need_range
 from scalec.compiler.analysis.memory.reserve import communicators
 from scalec.compiler.cli import main
@@ -29,7 +30,7 @@ def test_the_ends_are_those_of_tensors_context_and_channels() -> None:
     """3% less and 6% more tensors; half and twice the context; 12 to 32 of 24 channels for each
     of two groups.
     """
-    compiled = program()
+    compiled = make_program(PLAN)
     it = account(compiled)
     groups = communicators(compiled)
     assert groups == 2
@@ -40,7 +41,7 @@ def test_the_ends_are_those_of_tensors_context_and_channels() -> None:
 
 
 def test_a_reserve_that_the_plan_says_is_known() -> None:
-    compiled = program(PLAN.replace("gpu = h100_sxm", "gpu = h100_sxm  reserve = 5GiB"))
+    compiled = make_program(PLAN.replace("gpu = h100_sxm", "gpu = h100_sxm  reserve = 5GiB"))
     it = account(compiled)
     low, high = ends(compiled, it)
     assert (it.needs - low, high - it.needs) == pytest.approx(
@@ -49,7 +50,7 @@ def test_a_reserve_that_the_plan_says_is_known() -> None:
 
 
 def test_on_the_cpu_it_is_one_number() -> None:
-    compiled = program(PLAN.replace("gpu = h100_sxm", ""))
+    compiled = make_program(PLAN.replace("gpu = h100_sxm", ""))
     it = account(compiled)
     assert ends(compiled, it) == (it.needs, it.needs)
     assert "the total may be" not in memory(compiled)
@@ -95,8 +96,8 @@ def test_the_verdict_goes_by_the_range(
     place: str, verdict: str, warned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A GPU with more than all of it, than the likely value, than the lower end, and with less."""
-    it = account(program())
-    low, high = ends(program(), it)
+    it = account(make_program(PLAN))
+    low, high = ends(make_program(PLAN), it)
     rooms = {
         "above": high + MIB,
         "over": it.needs + MIB,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import load_program
 from scalec.compiler.analysis.memory import account, reserve
 from scalec.compiler.cli import main
 from scalec.compiler.syntax.source import Source
@@ -27,7 +27,7 @@ WATCH = " watch { replay every 2 }"
 def test_replay_keeps_what_is_counted(case: Case, tmp_path: Path) -> None:
     text = plan_text(case)
     program = compile_plan(Source("tiny.scale", text + WATCH))
-    module = harness.imported(harness.written(text, tmp_path) / "train.py")
+    module = load_program(text, tmp_path)
     _, state = module.build(Mesh(module.PLAN.mesh))
     pieces = [piece for part in state._parts for piece in part.pieces(twice._PIECE)]
     kept = max(sum(each.nbytes for each in piece.tensors().values()) for piece in pieces)
@@ -37,7 +37,7 @@ def test_replay_keeps_what_is_counted(case: Case, tmp_path: Path) -> None:
 
 def test_pieces_are_all_of_a_part(tmp_path: Path) -> None:
     case = Case(optimizer="adamw", precision="bf16")
-    module = harness.imported(harness.written(plan_text(case), tmp_path) / "train.py")
+    module = load_program(plan_text(case), tmp_path)
     _, state = module.build(Mesh(module.PLAN.mesh))
     for part in state._parts:
         pieces = [*part.pieces(100)]

@@ -7,7 +7,7 @@ Non-goals: smallest counterexamples; a plan that fails is printed as it was draw
 import pytest
 
 from helpers.oracle.compare import assert_same
-from helpers.random_models.draws import DRAWS, covering, drawn, table, words
+from helpers.random_models.draws import DRAWS, covering, get_drafts, table, words
 from helpers.random_models.trials import Trial
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
@@ -35,7 +35,7 @@ def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return trial if trial.largest() <= LIMIT else None
 
     return covering(
-        PLANS + (MORE if request.config.getoption("--long") else 0), drawn(DRAWS), tried
+        PLANS + (MORE if request.config.getoption("--long") else 0), get_drafts(DRAWS), tried
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 
 from helpers.plan_schema import mistakes
-from helpers.random_models.draws import DRAWS, drawn, random_plans, table
+from helpers.random_models.draws import DRAWS, get_drafts, random_plans, table
 from scalec.compiler.analysis.bucket_layout import get_stored_shape
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.model_classes import model_classes
@@ -42,14 +42,14 @@ PRECISIONS = [
 @pytest.mark.xdist_group("random numbers")  # whose process draws the same
 def test_what_is_drawn() -> None:
     """All of the language, with and without what may be left out."""
-    found = set[str]().union(*drawn(DRAWS).values())
+    found = set[str]().union(*get_drafts(DRAWS).values())
     assert found >= table(), table() - found
 
 
 @pytest.mark.xdist_group("random numbers")
 def test_few_drafts_are_refused() -> None:
     refused = Counter[str]()
-    drafts = [*drawn(DRAWS)][::5]
+    drafts = [*get_drafts(DRAWS)][::5]
     for plan in drafts:
         try:
             compile_plan(Source("plan.scale", plan))

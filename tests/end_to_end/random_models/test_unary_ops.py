@@ -8,7 +8,7 @@ import pytest
 
 from helpers.oracle.compare import assert_same
 from helpers.random_models.trials import Trial
-from helpers.unary_ops import UNARY, goes_over_one, written
+from helpers.unary_ops import UNARY, goes_over_one, make_call
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
@@ -34,7 +34,7 @@ train {
 
 def line(name: str, over: str) -> str:
     """The op of a sharded value, over a dim if it goes over one."""
-    return LINE.format(name=name, call=written(name, f"(x @ w_{name}[hidden -> ffn])", over))
+    return LINE.format(name=name, call=make_call(name, f"(x @ w_{name}[hidden -> ffn])", over))
 
 
 def plan(*lines: str) -> str:
@@ -42,7 +42,7 @@ def plan(*lines: str) -> str:
 
 
 def test_all_are_proved_and_train_as_torch_does(tmp_path: Path) -> None:
-    over_last = [f"x = x + {written(name, 'x')}" for name in UNARY if goes_over_one(name)]
+    over_last = [f"x = x + {make_call(name, 'x')}" for name in UNARY if goes_over_one(name)]
     text = plan(*(line(name, "seq") for name in UNARY), *over_last)
     model = compile_plan(Source("plan.scale", text), "resolve")
     verify(lower(model), model)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers.kernels.cases import PRECISIONS, Precision, check_against, moved, randn
+from helpers.reference_ops import layer_norm, rms_norm
 from scalec.runtime.kernels import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm, Tile
 
 EPS = 1e-5
@@ -20,17 +21,8 @@ def _tiles(width: int, rows: int = 4, programs: int = 3) -> dict[int, Tile]:
     return {width: Tile(rows=rows, warps=4, programs=programs)}
 
 
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    """The formula, in the element type of x."""
-    dims = tuple(range(-weight.ndim, 0))
-    return x / (x.square().mean(dims, keepdim=True) + EPS).sqrt() * weight
-
-
-def layer(x: Tensor, weight: Tensor, bias: Tensor | float = 0.0) -> Tensor:
-    """The formula, in the element type of x."""
-    dims = tuple(range(-weight.ndim, 0))
-    centered = x - x.mean(dims, keepdim=True)
-    return rms(centered, weight) + bias
+rms, layer = partial(rms_norm, eps=EPS), partial(layer_norm, eps=EPS)
+"""The definitions, in the element type of x."""
 
 
 def _of_a_sum(

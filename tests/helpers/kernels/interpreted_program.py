@@ -71,7 +71,7 @@ def _trained(name: str, folder: Path) -> None:
     start, batches = reference.initial(case.config), list(harness.batches(case, 2))
     expected = reference.run(case.config, case.training, start, batches, LR)
     with TemporaryDirectory() as program, _noted(folder):
-        steps = harness.run(case, harness.compiled(case, Path(program)), start, batches, LR)
+        steps = harness.run(case, harness.load_case(case, Path(program)), start, batches, LR)
     for number, (got, want) in enumerate(zip(steps, expected, strict=True)):
         assert_same(got, want, f"step {number}, ", TOLERANCE)
 

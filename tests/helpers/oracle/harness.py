@@ -4,11 +4,8 @@ again.
 A rank holds the boxes of its state; where ranks hold copies, these must agree to the last bit.
 """
 
-import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,16 +17,12 @@ from torch import Tensor
 from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import ROWS, SEQ, Case, plan_text
 from helpers.oracle.reference import BIAS, Step, Tensors
-from scalec.compiler.emit import emit
-from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
+from helpers.programs import load_program
 from scalec.runtime import Batch, Mesh
 from scalec.runtime.state.shards import Box, whole
 
 Inputs = tuple[Tensor, ...]
 """Tokens, labels, and what else a model takes: [rows, seq] each."""
-
-_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -54,33 +47,9 @@ class RankStep:
     loads: tuple[Tensor, ...]
 
 
-def compiled(case: Case, folder: Path) -> ModuleType:
+def load_case(case: Case, folder: Path) -> ModuleType:
     """The emitted program of a case, written to `folder` and imported."""
-    return imported(written(plan_text(case), folder) / "train.py")
-
-
-def written(text: str, folder: Path, path: str = "tiny.scale") -> Path:
-    """`folder` with the emitted files of a plan, which is read as if it lay at `path`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in _emitted(text, path).items():
-        (folder / name).write_text(content)
-    return folder
-
-
-@cache
-def _emitted(text: str, path: str) -> Mapping[str, str]:
-    source = Source(path, text)
-    return emit(compile_plan(source), source)
-
-
-def imported(path: Path) -> ModuleType:
-    """The module in a file."""
-    spec = importlib.util.spec_from_file_location(f"emitted_{next(_numbers)}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(plan_text(case), folder)
 
 
 def run(

@@ -11,13 +11,23 @@ Non-goals: speed, and other sizes than those of `SIZES`.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import pi, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu
 
 from helpers.oracle.reference import Tensors
+from helpers.reference_ops import (
+    attention,
+    gelu,
+    layer_norm,
+    llama3_frequencies,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    silu,
+    soft_cap,
+)
 
 HEADS, HIDDEN, HEAD_DIM = 4, 32, 8
 SIZES = f"vocab = 32  hidden = {HIDDEN}  heads = {HEADS}  head_dim = {HEAD_DIM}  ffn = 24"
@@ -67,7 +77,7 @@ def _distilbert(p: Tensors, tokens: Tensor) -> Tensor:
 
 def _gpt_neox(p: Tensors, tokens: Tensor) -> Tensor:
     """Black et al. 2022; the MLP beside attention, each after a norm of its own."""
-    x, frequencies = p["wte"][tokens], _frequencies(ROTARY, 1e4)
+    x, frequencies = p["wte"][tokens], rope_frequencies(ROTARY, 1e4)
     for layer in _stacked(p, "layers"):
         a = _layer_norm(x, layer["norm1"], layer["bias1"])
         q, k, v = (
@@ -76,8 +86,7 @@ def _gpt_neox(p: Tensors, tokens: Tensor) -> Tensor:
             .unbind(-2)
         )
         o = (
-            _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM)
-            @ layer["wo"].T
+            _attention(rope(q, frequencies), rope(k, frequencies), v, HEAD_DIM) @ layer["wo"].T
             + layer["bo"]
         )
         m = _layer_norm(x, layer["norm2"], layer["bias2"])
@@ -87,10 +96,10 @@ def _gpt_neox(p: Tensors, tokens: Tensor) -> Tensor:
 
 def _starcoder2(p: Tensors, tokens: Tensor) -> Tensor:
     """Lozhkov et al. 2024."""
-    x, frequencies = p["wte"][tokens], _frequencies(HEAD_DIM, 1e4)
+    x, frequencies = p["wte"][tokens], rope_frequencies(HEAD_DIM, 1e4)
     for layer in _stacked(p, "layers"):
         q, k, v = _queries_keys_values(layer, _layer_norm(x, layer["norm1"], layer["bias1"]))
-        o = _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM, WINDOW)
+        o = _attention(rope(q, frequencies), rope(k, frequencies), v, HEAD_DIM, WINDOW)
         x = x + o @ layer["wo"].T + layer["bo"]
         m = _layer_norm(x, layer["norm2"], layer["bias2"])
         x = x + _gelu(m @ layer["w_in"].T + layer["b_in"]) @ layer["w_out"].T + layer["b_out"]
@@ -99,14 +108,10 @@ def _starcoder2(p: Tensors, tokens: Tensor) -> Tensor:
 
 def _gemma(p: Tensors, tokens: Tensor) -> Tensor:
     """Gemma Team 2024, the first model."""
-    x, frequencies = p["wte"][tokens] * sqrt(HIDDEN), _frequencies(HEAD_DIM, 1e4)
+    x, frequencies = p["wte"][tokens] * sqrt(HIDDEN), rope_frequencies(HEAD_DIM, 1e4)
     for layer in _stacked(p, "layers"):
         q, k, v = _queries_keys_values(layer, _from_one(x, layer["norm1"]))
-        x = (
-            x
-            + _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM)
-            @ layer["wo"].T
-        )
+        x = x + _attention(rope(q, frequencies), rope(k, frequencies), v, HEAD_DIM) @ layer["wo"].T
         m = _from_one(x, layer["norm2"])
         x = x + (_gelu(m @ layer["w_gate"].T) * (m @ layer["w_up"].T)) @ layer["w_down"].T
     return _from_one(x, p["norm"]) @ p["wte"].T
@@ -118,7 +123,9 @@ def _rotated_in_part(x: Tensor) -> Tensor:
     """
     rotary, rest = x[..., :ROTARY], x[..., ROTARY:]
     neighbours = rotary.unflatten(-1, (2, -1)).transpose(-1, -2)
-    angle = _angles(x.shape[1], _frequencies(ROTARY, 10000.0))
+    angle = torch.outer(torch.arange(x.shape[1]).double(), rope_frequencies(ROTARY, 1e4)).unsqueeze(
+        1
+    )
     turned = torch.view_as_complex(neighbours.contiguous()) * torch.polar(
         torch.ones_like(angle), angle
     )
@@ -131,7 +138,7 @@ def _gemma2(p: Tensors, tokens: Tensor) -> Tensor:
     for pair in _stacked(p, "pairs"):
         x = _gemma_layer(_only(pair, "l_"), x, WINDOW, 1e4, CAP)
         x = _gemma_layer(_only(pair, "g_"), x, 0, 1e4, CAP)
-    return LOGIT_CAP * (_from_one(x, p["norm"]) @ p["wte"].T / LOGIT_CAP).tanh()
+    return soft_cap(_from_one(x, p["norm"]) @ p["wte"].T, LOGIT_CAP)
 
 
 def _gemma3(p: Tensors, tokens: Tensor) -> Tensor:
@@ -151,8 +158,8 @@ def _gemma_layer(p: Tensors, x: Tensor, window: int, theta: float, cap: float = 
     q, k, v = (_heads(a @ p[name].T) for name in ("wq", "wk", "wv"))
     if "norm_q" in p:
         q, k = _from_one(q, p["norm_q"]), _from_one(k, p["norm_k"])
-    frequencies = _frequencies(HEAD_DIM, theta)
-    o = _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, SCORE, window, cap)
+    frequencies = rope_frequencies(HEAD_DIM, theta)
+    o = _attention(rope(q, frequencies), rope(k, frequencies), v, SCORE, window, cap)
     x = x + _from_one(o @ p["wo"].T, p["norm2"])
     m = _from_one(x, p["norm3"])
     m = (_gelu(m @ p["w_gate"].T) * (m @ p["w_up"].T)) @ p["w_down"].T
@@ -160,20 +167,20 @@ def _gemma_layer(p: Tensors, x: Tensor, window: int, theta: float, cap: float = 
 
 
 def _from_one(x: Tensor, weight: Tensor) -> Tensor:
-    return _rms_norm(x, 1 + weight, 1e-6)
+    return rms_norm(x, 1 + weight, 1e-6)
 
 
 def _olmo2(p: Tensors, tokens: Tensor) -> Tensor:
     """OLMo Team 2024."""
-    x, frequencies = p["wte"][tokens], _frequencies(HEAD_DIM, 500000.0)
+    x, frequencies = p["wte"][tokens], rope_frequencies(HEAD_DIM, 500000.0)
     for layer in _stacked(p, "layers"):
-        q = _rms_norm(x @ layer["wq"].T, layer["norm_q"].flatten(), 1e-6)
-        k = _rms_norm(x @ layer["wk"].T, layer["norm_k"].flatten(), 1e-6)
-        q, k = _rotated(_heads(q), frequencies), _rotated(_heads(k), frequencies)
+        q = rms_norm(x @ layer["wq"].T, layer["norm_q"].flatten(), 1e-6)
+        k = rms_norm(x @ layer["wk"].T, layer["norm_k"].flatten(), 1e-6)
+        q, k = rope(_heads(q), frequencies), rope(_heads(k), frequencies)
         o = _attention(q, k, _heads(x @ layer["wv"].T), HEAD_DIM)
-        x = x + _rms_norm(o @ layer["wo"].T, layer["norm1"], 1e-6)
-        x = x + _rms_norm(_gated(layer, x), layer["norm2"], 1e-6)
-    return _rms_norm(x, p["norm"], 1e-6) @ p["head"].T
+        x = x + rms_norm(o @ layer["wo"].T, layer["norm1"], 1e-6)
+        x = x + rms_norm(_gated(layer, x), layer["norm2"], 1e-6)
+    return rms_norm(x, p["norm"], 1e-6) @ p["head"].T
 
 
 def _gpt2(p: Tensors, tokens: Tensor) -> Tensor:
@@ -199,15 +206,15 @@ def _llama(
     """Grattafiori et al. 2024; where there are biases and norms of queries and keys, Yang et
     al. 2024 and Qwen3's.
     """
-    x, frequencies = p["wte"][tokens], _stretched(_frequencies(rotary, theta), factor)
+    x, frequencies = p["wte"][tokens], _stretched(rope_frequencies(rotary, theta), factor)
     for layer in _stacked(p, "layers"):
-        q, k, v = _queries_keys_values(layer, _rms_norm(x, layer["norm1"], eps))
+        q, k, v = _queries_keys_values(layer, rms_norm(x, layer["norm1"], eps))
         if "norm_q" in layer:
-            q, k = _rms_norm(q, layer["norm_q"], eps), _rms_norm(k, layer["norm_k"], eps)
-        o = _attention(_rotated(q, frequencies), _rotated(k, frequencies), v, HEAD_DIM, window)
+            q, k = rms_norm(q, layer["norm_q"], eps), rms_norm(k, layer["norm_k"], eps)
+        o = _attention(rope(q, frequencies), rope(k, frequencies), v, HEAD_DIM, window)
         x = x + o @ layer["wo"].T
-        x = x + _gated(layer, _rms_norm(x, layer["norm2"], eps))
-    return _rms_norm(x, p["norm"], eps) @ p["head" if "head" in p else "wte"].T
+        x = x + _gated(layer, rms_norm(x, layer["norm2"], eps))
+    return rms_norm(x, p["norm"], eps) @ p["head" if "head" in p else "wte"].T
 
 
 def _queries_keys_values(p: Tensors, x: Tensor) -> list[Tensor]:
@@ -215,15 +222,9 @@ def _queries_keys_values(p: Tensors, x: Tensor) -> list[Tensor]:
     return [_heads(x @ p[f"w{n}"].T + (p[f"b{n}"].flatten() if f"b{n}" in p else 0)) for n in "qkv"]
 
 
-def _stretched(frequencies: Tensor, factor: float, low: float = 1, high: float = 4) -> Tensor:
-    """Llama 3.1's: wavelengths over trained / low grow by `factor`, those under trained / high
-    do not.
-    """
-    wavelengths = 2 * pi / frequencies
-    smooth = (TRAINED / wavelengths - low) / (high - low)
-    between = (1 - smooth) * frequencies / factor + smooth * frequencies
-    stretched = torch.where(wavelengths > TRAINED / low, frequencies / factor, between)
-    return torch.where(wavelengths < TRAINED / high, frequencies, stretched)
+def _stretched(frequencies: Tensor, factor: float) -> Tensor:
+    """Llama 3.1's."""
+    return llama3_frequencies(frequencies, factor, low=1, high=4, original=TRAINED)
 
 
 # ---- what they share
@@ -257,54 +258,22 @@ def _attention(
     causal: bool = True,
 ) -> Tensor:
     """[rows, seq, heads · d] from [rows, seq, heads, d]; scores are q·k / sqrt(score)."""
-    of = torch.arange(HEADS) // (HEADS // k.shape[2])
-    scores = torch.einsum("rind,rjnd->rnij", q, k[:, :, of]) / sqrt(score)
-    scores = cap * (scores / cap).tanh() if cap else scores
-    place = torch.arange(q.shape[1])
-    ahead = place[:, None] - place
-    seen = (
-        (ahead >= 0) & (ahead < (window or len(place)))
-        if causal
-        else torch.ones_like(ahead, dtype=torch.bool)
-    )
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    return torch.einsum("rnij,rjnd->rind", weights, v[:, :, of]).flatten(2)
-
-
-def _frequencies(dim: int, theta: float) -> Tensor:
-    return theta ** (-torch.arange(0, dim, 2).double() / dim)
-
-
-def _angles(seq: int, frequencies: Tensor) -> Tensor:
-    """[seq, 1, dim / 2]."""
-    return torch.outer(torch.arange(seq).double(), frequencies).unsqueeze(1)
-
-
-def _rotated(x: Tensor, frequencies: Tensor) -> Tensor:
-    """Su et al. 2021, for pairs (x[i], x[i + d/2]) of the first d dims, two for each frequency."""
-    turning = 2 * len(frequencies)
-    angle, (first, second) = _angles(x.shape[1], frequencies), x[..., :turning].chunk(2, -1)
-    turned = first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()
-    return torch.cat([*turned, x[..., turning:]], -1)
+    scale = 1 / sqrt(score)
+    return attention(q, k, v, causal=causal, scale=scale, softcap=cap, window=window).flatten(2)
 
 
 def _gated(p: Tensors, x: Tensor) -> Tensor:
     """SwiGLU (Shazeer 2020)."""
     gate = x @ p["w_gate"].T
-    return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T
+    return (silu(gate) * (x @ p["w_up"].T)) @ p["w_down"].T
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """By tanh (Hendrycks and Gimpel 2016)."""
-    return 0.5 * x * (1 + (sqrt(2 / pi) * (x + 0.044715 * x**3)).tanh())
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+    return gelu(x, "tanh")
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    return _rms_norm(x - x.mean(-1, keepdim=True), weight, eps) + bias
+    return layer_norm(x, weight, bias, eps=eps)
 
 
 _GEMMA = f"window = {WINDOW}  score = {SCORE}"

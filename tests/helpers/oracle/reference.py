@@ -1,8 +1,7 @@
 """A Llama-like model and its training in one process, plain torch, float64: what emitted programs
 are held against.
 
-Written from the formulas alone: nothing of scalec is imported here, and no fused or distributed op
-of torch is used.  Parameters are a dictionary; matrices are [out, in], heads outermost in their
+Nothing of scalec is imported here, and no fused or distributed op of torch is used.  Parameters are a dictionary; matrices are [out, in], heads outermost in their
 dim.
 
 Non-goals: speed, and anything the plans of these tests do not use.
@@ -15,6 +14,16 @@ from math import ceil, cos, pi
 
 import torch
 from torch import Tensor
+
+from helpers.reference_ops import (
+    attention,
+    cross_entropy,
+    layer_norm,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    silu,
+)
 
 Tensors = dict[str, Tensor]
 BIAS = "router_bias"
@@ -218,6 +227,15 @@ def initial(config: Config) -> Tensors:
     return {name: (x - 1).float() if name.endswith(BIAS) else x for name, x in found.items()}
 
 
+def random_parameters(like: Tensors, spread: float) -> Tensors:
+    """Random numbers times `spread`, in the shapes of other parameters."""
+    generator = torch.Generator().manual_seed(7)
+    return {
+        name: spread * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        for name, value in like.items()
+    }
+
+
 def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
     """The sum of token losses over labels ≥ 0; tokens and labels are [rows, seq]."""
     return losses(config, p, tokens, labels)[0]
@@ -234,14 +252,9 @@ def losses(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> tuple[
             routed,
         )
     logits = (
-        _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
+        rms_norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
     )
-    picked, normaliser = (
-        logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1),
-        logits.logsumexp(-1),
-    )
-    aimed = (1 - config.smoothing) * picked + config.smoothing * logits.mean(-1)
-    total = ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
+    total = cross_entropy(logits, labels, config.smoothing, config.z_loss)
     if config.route and config.route.aux:
         routed.losses.append(_aux_loss(config.route, routed.scores, routed.chosen))
     return total, routed
@@ -262,46 +275,36 @@ def _aux_loss(route: Route, scores: list[Tensor], chosen: list[Tensor]) -> Tenso
 def _layer(c: Config, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
     if c.every:
         return _layer_of_every(c, p, x)
-    a = _norm(x, p["norm1"], c.eps)
+    a = rms_norm(x, p["norm1"], c.eps)
     if c.parallel:
         return x + _attention(c, p, a) + _mlp(p, a)
     x = x + _attention(c, p, a)
-    m = _norm(x, p["norm2"], c.eps)
+    m = rms_norm(x, p["norm2"], c.eps)
     if c.route is None:
         return x + _mlp(p, m)
     return x + _experts(c.route, p, m, routed) + (_mlp(p, m) if c.route.shared else 0)
 
 
 def _layer_of_every(c: Config, p: Tensors, x: Tensor) -> Tensor:
-    x = x + _attention(c, p, _centred(x, p["norm1"], c.eps) + p["bias1"])
-    m = _centred(x, p["norm2"], c.eps)
+    x = x + _attention(c, p, layer_norm(x, p["norm1"], eps=c.eps) + p["bias1"])
+    m = layer_norm(x, p["norm2"], eps=c.eps)
     gate = (m @ p["w_gate"].T).softmax(-1)
     joined = torch.cat([gate, m @ p["w_few"].T], -1)
-    up = _centred(joined @ p["w_up"].T, p["norm3"], c.eps)
+    up = layer_norm(joined @ p["w_up"].T, p["norm3"], eps=c.eps)
     scale = m.mean(1, keepdim=True).softmax(-1) * gate.sum(1, keepdim=True).pow(2).mean(
         -1, keepdim=True
     )
-    return x + (up * up.sigmoid()) @ p["w_down"].T + m * scale * up.mean(-1, keepdim=True)
+    return x + silu(up) @ p["w_down"].T + m * scale * up.mean(-1, keepdim=True)
 
 
-def _centred(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Layer normalisation (Ba et al. 2016) without bias."""
-    return _norm(x - x.mean(-1, keepdim=True), weight, eps)
-
-
-def _of_all_heads(x: Tensor, weight: Tensor, c: Config, centred: bool) -> Tensor:
+def _of_all_heads(x: Tensor, weight: Tensor, c: Config, norm: Callable[..., Tensor]) -> Tensor:
     """A norm over all heads together."""
-    norm = _centred if centred else _norm
-    return norm(x.flatten(2), weight.flatten(), c.eps).view_as(x)
-
-
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+    return norm(x.flatten(2), weight.flatten(), eps=c.eps).view_as(x)
 
 
 def _mlp(p: Tensors, x: Tensor) -> Tensor:
     gate = x @ p["w_gate"].T + p.get("b_gate", 0)
-    return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T + p.get("b_down", 0)
+    return (silu(gate) * (x @ p["w_up"].T)) @ p["w_down"].T + p.get("b_down", 0)
 
 
 def _experts(route: Route, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
@@ -349,14 +352,9 @@ def _largest(x: Tensor, k: int) -> Tensor:
 
 
 def _attention(c: Config, p: Tensors, x: Tensor) -> Tensor:
-    """Causal; head i of q attends to head i // (heads / kv_heads) of k and v."""
-    rows, seq, _ = x.shape
+    """Causal, and the product with `wo`."""
     q, k, v = _latent(c, p, x) if c.latent else _projected(c, p, x)
-    of = torch.arange(c.heads) // (c.heads // c.kv_heads)
-    scores = torch.einsum("rind,rjnd->rnij", q, k[:, :, of]) / q.shape[-1] ** 0.5
-    future = torch.ones(seq, seq, dtype=torch.bool).triu(1)
-    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
-    return torch.einsum("rnij,rjnd->rind", weights, v[:, :, of]).reshape(rows, seq, -1) @ p["wo"].T
+    return attention(q, k, v).flatten(2) @ p["wo"].T
 
 
 def _projected(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -365,17 +363,17 @@ def _projected(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor
     k, v = ((x @ p[name].T).unflatten(-1, (c.kv_heads, -1)) for name in ("wk", "wv"))
     if c.every:
         q, k = (
-            _of_all_heads(q, p["q_norm"], c, False),
-            _of_all_heads(k, p["k_norm"], c, True) + p["k_bias"],
+            _of_all_heads(q, p["q_norm"], c, rms_norm),
+            _of_all_heads(k, p["k_norm"], c, layer_norm) + p["k_bias"],
         )
     return _rotated(q, c.theta), _rotated(k, c.theta), v
 
 
 def _latent(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same by latent attention (DeepSeek-V2, arXiv:2405.04434, equations 37 to 47)."""
-    q = (_norm(x @ p["wq_a"].T, p["q_norm"], c.eps) @ p["wq"].T).unflatten(-1, (c.heads, -1))
+    q = (rms_norm(x @ p["wq_a"].T, p["q_norm"], c.eps) @ p["wq"].T).unflatten(-1, (c.heads, -1))
     narrow, shared = (x @ p["wkv_a"].T).split([c.kv_rank, c.pe], -1)
-    both = (_norm(narrow, p["kv_norm"], c.eps) @ p["wkv"].T).unflatten(-1, (c.kv_heads, -1))
+    both = (rms_norm(narrow, p["kv_norm"], c.eps) @ p["wkv"].T).unflatten(-1, (c.kv_heads, -1))
     k, v = both.split([c.nope, c.v_dim], -1)
     turned = _rotated(shared.unsqueeze(2), c.theta).expand(-1, -1, c.kv_heads, -1)
     return (
@@ -386,14 +384,7 @@ def _latent(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rotated(x: Tensor, theta: float) -> Tensor:
-    """Rotates (x[i], x[i + d/2]) by position · theta^(−2i/d)."""
-    _, seq, _, dim = x.shape
-    angle = torch.outer(
-        torch.arange(seq).double(), theta ** (-torch.arange(0, dim, 2).double() / dim)
-    )
-    cosine, sine = angle.cos()[:, None], angle.sin()[:, None]
-    first, second = x[..., : dim // 2], x[..., dim // 2 :]
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+    return rope(x, rope_frequencies(x.shape[-1], theta))
 
 
 def run(

@@ -76,7 +76,7 @@ def random_drafts() -> st.SearchStrategy[str]:
 
 
 @cache
-def drawn(of: int) -> dict[str, set[str]]:
+def get_drafts(of: int) -> dict[str, set[str]]:
     """So many random drafts, and what stands in each."""
     found: dict[str, set[str]] = {}
 

@@ -9,7 +9,7 @@ in a plan, other dims of a tensor than its own in that order, speed.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from math import ceil, floor, log, pi, prod, sqrt
+from math import prod, sqrt
 from types import ModuleType
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from helpers import reference_ops
 from helpers.oracle.reference import Tensors, Training
 from helpers.random_models.dropout_masks import Draws, draws_of, dropped, forked
 from helpers.unary_ops import UNARY, goes_over_one
@@ -412,19 +413,16 @@ def _dims(over: str | Dims) -> Dims:
 
 
 def rmsnorm(x: Value, weight: Value, eps: float) -> Value:
-    """Zhang and Sennrich 2019."""
-    square = x.tensor.pow(2).mean(x.places(weight.dims), keepdim=True)
-    return Value(x.dims, x.tensor / (square + eps).sqrt() * weight.tensor)
+    """Over the weight's dims, which are the last ones."""
+    return Value(x.dims, reference_ops.rms_norm(x.tensor, weight.tensor, eps))
 
 
 def layernorm(x: Value, weight: Value, *rest: Any, eps: float = 0) -> Value:
-    """Ba et al. 2016; `rest` is a bias, eps, or both."""
+    """`rest` is a bias, eps, or both."""
     numbers = [each for each in rest if not isinstance(each, Value)]
-    centred = Value(x.dims, x.tensor - x.tensor.mean(x.places(weight.dims), keepdim=True))
-    normed = rmsnorm(centred, weight, numbers[0] if numbers else eps)
-    return Value(
-        x.dims, normed.tensor + sum(each.tensor for each in rest if isinstance(each, Value))
-    )
+    bias = next((each.tensor for each in rest if isinstance(each, Value)), None)
+    eps = numbers[0] if numbers else eps
+    return Value(x.dims, reference_ops.layer_norm(x.tensor, weight.tensor, bias, eps=eps))
 
 
 def concat(*parts: Value, **given: str) -> Value:
@@ -443,25 +441,14 @@ def embedding(tokens: Value, table: Value) -> Value:
 
 
 def rope(x: Value, theta: float, dims: float = 0, scaling: str = "none", **given: float) -> Value:
-    """Su et al. 2021; pairs are (x[i], x[i + d/2]) of the first `dims`."""
-    d = int(dims) or x.tensor.shape[-1]
-    frequency = scaled(theta ** (-torch.arange(0, d, 2).double() / d), theta, scaling, **given)
-    at = x.dims.index("seq")
-    angle = Value(
-        ("seq", "pair"), torch.outer(torch.arange(x.tensor.shape[at]).double(), frequency)
-    )
-    layer = angle.onto((*x.dims[:-1], "pair"))
-    (first, second), rest = x.tensor[..., :d].chunk(2, -1), x.tensor[..., d:]
-    turned = [
-        first * layer.cos() - second * layer.sin(),
-        second * layer.cos() + first * layer.sin(),
-        rest,
-    ]
-    return Value(x.dims, torch.cat(turned, -1))
+    """Rotary positions of the first `dims` elements, of all by default."""
+    frequencies = reference_ops.rope_frequencies(int(dims) or x.tensor.shape[-1], theta)
+    scaled = scaled_frequencies(frequencies, theta, scaling, **given)
+    return Value(x.dims, reference_ops.rope(x.tensor, scaled, x.dims.index("seq")))
 
 
-def scaled(
-    frequency: Tensor,
+def scaled_frequencies(
+    frequencies: Tensor,
     theta: float,
     scaling: str,
     factor: float = 1,
@@ -469,22 +456,16 @@ def scaled(
     high: float = 4,
     original: float = 8192,
 ) -> Tensor:
-    """Chen et al. 2023, Grattafiori et al. 2024, and Peng et al. 2023, whose steps lie between
-    whole pairs.
-    """
-    if scaling == "yarn":
-        d = 2 * len(frequency)
-        bounds = [d * log(original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (high, low)]
-        first, last = max(floor(bounds[0]), 0), min(ceil(bounds[1]), d - 1)
-        ramp = torch.tensor(
-            [min(max((i - first) / max(last - first, 1e-3), 0), 1) for i in range(d // 2)]
-        )
-        return torch.lerp(frequency, frequency / factor, ramp.double())
-    if scaling != "llama3":
-        return frequency / (factor if scaling == "linear" else 1)
-    waves = 2 * pi / frequency
-    kept = ((original / waves - low) / (high - low)).clamp(0, 1)
-    return kept * frequency + (1 - kept) * frequency / factor
+    """The frequencies as `scaling` changes them; "linear" is of Chen et al. 2023."""
+    match scaling:
+        case "yarn":
+            return reference_ops.yarn_frequencies(frequencies, theta, factor, low, high, original)
+        case "llama3":
+            return reference_ops.llama3_frequencies(frequencies, factor, low, high, original)
+        case "linear":
+            return frequencies / factor
+        case _:
+            return frequencies
 
 
 def dropout(x: Value, p: float, drop: Callable[..., Tensor]) -> Value:
@@ -504,33 +485,27 @@ def attention(
     dropout: float = 0,
     drop: Callable[..., Tensor] | None = None,
 ) -> Value:
-    """Attention of [batch, seq, heads, head_dim]; head i of q attends to head i // (heads /
-    kv_heads) of k and v.
-    """
-    heads, seq = q.tensor.shape[2], q.tensor.shape[1]
-    of = torch.arange(heads) // (heads // k.tensor.shape[2])
-    scores = torch.einsum("bind,bjnd->bnij", q.tensor, k.tensor[:, :, of]) * (
-        scale or q.tensor.shape[-1] ** -0.5
+    """Attention of [batch, seq, heads, head_dim]."""
+    tensor = reference_ops.attention(
+        q.tensor,
+        k.tensor,
+        v.tensor,
+        causal=mask != "full",
+        scale=scale or None,
+        softcap=softcap,
+        window=int(window),
+        documents=documents.tensor if documents else None,
+        change_weights=partial(drop, p=dropout) if drop else None,
     )
-    scores = softcap * (scores / softcap).tanh() if softcap else scores
-    ahead = torch.arange(seq)[:, None] - torch.arange(seq)
-    seen = (ahead.abs() < (window or seq)) & ((ahead >= 0) | (mask == "full"))
-    if documents:
-        seen = seen & (documents.tensor[:, None, :, None] == documents.tensor[:, None, None, :])
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    weights = drop(weights, p=dropout) if drop else weights
-    return Value(q.dims, torch.einsum("bnij,bjnd->bind", weights, v.tensor[:, :, of]))
+    return Value(q.dims, tensor)
 
 
 def cross_entropy(
     logits: Value, labels: Value, classes: int, smoothing: float = 0, z: float = 0
 ) -> Value:
-    """Szegedy et al. 2016 and Chowdhery et al. 2022, of the classes that are no padding."""
-    scores = logits.tensor[..., :classes]
-    normaliser = scores.logsumexp(-1)
-    picked = scores.gather(-1, labels.tensor.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    aimed = (1 - smoothing) * picked + smoothing * scores.mean(-1)
-    return Value((), ((normaliser - aimed + z * normaliser.pow(2)) * (labels.tensor >= 0)).sum())
+    """The loss over the classes that are no padding."""
+    real = logits.tensor[..., :classes]
+    return Value((), reference_ops.cross_entropy(real, labels.tensor, smoothing, z))
 
 
 OPS: dict[str, Callable[..., Value]] = {

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from helpers.oracle import harness
 from helpers.oracle.plans import Case
 from helpers.oracle.reference import Step, Tensors, train
+from helpers.programs import load_program
 from helpers.random_models import own_ops
 from helpers.random_models.torch_model import TorchModel
 
@@ -45,7 +46,7 @@ class Trial:
         plan = re.sub(r"precision = \w+", "precision = fp64", plan).replace(
             "adamw {", "adamw { eps = 1e-3 "
         )
-        module = harness.imported(harness.written(plan, folder) / "train.py")
+        module = load_program(plan, folder)
         model = TorchModel.of(plan, own_ops)
         start = _drawn(harness.initial(_case(module), module, seed=5))
         return cls(

@@ -45,7 +45,7 @@ class Layer(nn.Module):
         return x
 
 
-def _kept(forward: Callable[[], Tensor]) -> tuple[Tensor, Kept]:
+def get_saved_tensors(forward: Callable[[], Tensor]) -> tuple[Tensor, Kept]:
     """The result, and what is kept for backward."""
     kept: Kept = []
 
@@ -71,7 +71,7 @@ def test_a_module_done_again_keeps_its_arguments_and_parameters_alone() -> None:
     layer, x = Layer(), torch.randn(3, 4, requires_grad=True)
     want = _gradients(layer(x, None), x, *layer.parameters())
     layer.begun = layer.ended = 0
-    result, kept = _kept(lambda: recomputed(layer, x, None))
+    result, kept = get_saved_tensors(lambda: recomputed(layer, x, None))
     assert all(_is(each, x, *layer.parameters()) for each in kept)
     assert all(
         torch.equal(*pair)
@@ -101,7 +101,7 @@ def test_a_result_is_not_kept_by_its_readers_in_the_block() -> None:
 
     y = torch.tanh(x)
     want = _gradients(linear(y, w) * y[:1], x, w)
-    result, kept = _kept(forward)
+    result, kept = get_saved_tensors(forward)
     # a factor: what linear gives
     assert sum(each.shape == x.shape and not _is(each, x) for each in kept) == 1
     assert all(torch.equal(*pair) for pair in zip(_gradients(result, x, w), want, strict=True))
@@ -120,7 +120,7 @@ def test_a_block_in_a_block_reads_what_is_made_again() -> None:
             return z * z
 
     want = _gradients(silu(torch.tanh(x)) ** 2, x)
-    result, kept = _kept(forward)
+    result, kept = get_saved_tensors(forward)
     assert calls == ["tanh", "silu"]
     assert all(_is(each, x) for each in kept)
     assert torch.allclose(_gradients(result, x)[0], want[0], rtol=1e-6)
@@ -165,7 +165,7 @@ def _gathered_around() -> bool:
         with regather(x, axis, dim=0) as full, recompute(silu, full) as y:
             return (y * y).sum()
 
-    result, kept = _kept(forward)
+    result, kept = get_saved_tensors(forward)
     result.backward()
     want = (
         torch.autograd.grad((silu(v := torch.ones(2, 4, requires_grad=True)) ** 2).sum(), v)[0] * 2

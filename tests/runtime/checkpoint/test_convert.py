@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.programs import load_program
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.tuning.lowering import compile_plan
 from scalec.runtime import Mesh, RunError
@@ -50,7 +51,7 @@ def _plan(text: str, folder: Path, names: str) -> tuple[ModuleType, convert.Cont
     """A plan's program, and the description of its checkpoints."""
     path = str(PLANS / "variant.scale")
     program = compile_plan(Source(path, text))
-    module = harness.imported(harness.written(text, folder, path) / "train.py")
+    module = load_program(text, folder, path)
     return module, convert.contents(
         checkpoint_names(program, None if names == "scalec" else tables()[names])
     )

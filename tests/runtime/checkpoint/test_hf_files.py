@@ -19,7 +19,7 @@ from torch import Tensor
 from helpers import hf_models
 from helpers.forked_ranks import run_ranks
 from helpers.launched import run_file
-from helpers.oracle import harness
+from helpers.programs import import_module, load_program, write_program
 from scalec.runtime import Mesh, RunError
 from scalec.runtime.checkpoint import export, saver
 from scalec.runtime.checkpoint.hf_weights import INDEX, Reader
@@ -39,7 +39,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def test_what_comes_out_is_what_went_in(name: str, precision: str, tmp_path: Path) -> None:
     hf_models.model(name, PRECISIONS[precision]).save_pretrained(tmp_path / "in")
     text = hf_models.plan(tmp_path / "in", "dp = 2  tp = 2", 2, precision)
-    module = harness.imported(harness.written(text, tmp_path / "program") / "train.py")
+    module = load_program(text, tmp_path / "program")
     run_ranks(4, _saved, module, tmp_path / "in", tmp_path / "checkpoints")
     export.export(tmp_path / "checkpoints" / "step-000000", tmp_path / "out", module.PLAN.names)
     masters = replace(module.PLAN.names, dtype=torch.float32)
@@ -75,7 +75,7 @@ def test_a_run_begins_with_weights_and_leaves_such(
     assert (tmp_path / "in" / INDEX).exists()
     plan = hf_models.plan(tmp_path / "in", "dp = 1  tp = 1", 1, "fp32")
     (tmp_path / "corpus").write_bytes(bytes(range(hf_models.VOCAB)) * 20)
-    folder = harness.written(plan, tmp_path / "program")
+    folder = write_program(plan, tmp_path / "program")
 
     assert "beginning with ../in" in _run(folder, "--init ../in --data ../corpus")
     again = _run(folder, "--resume --init ../in --data ../corpus", status=2)
@@ -106,7 +106,7 @@ def test_a_run_begins_with_weights_and_leaves_such(
     assert not torch.equal(before.model.norm.weight, after.model.norm.weight)
 
     monkeypatch.setattr(export, "LARGEST", 20_000)
-    module = harness.imported(folder / "train.py")
+    module = import_module(folder / "train.py")
     saved = saver.newest(folder / "runs" / "tiny" / "checkpoints")
     assert saved
     (tmp_path / "pieces.tmp").mkdir()
@@ -134,7 +134,7 @@ def test_an_export_that_fails_leaves_nothing(
 ) -> None:
     hf_models.model("llama", torch.float32).save_pretrained(tmp_path / "in")
     text = hf_models.plan(tmp_path / "in", "dp = 1  tp = 1", 1, "fp32")
-    module = harness.imported(harness.written(text, tmp_path / "program") / "train.py")
+    module = load_program(text, tmp_path / "program")
     _saved(module, tmp_path / "in", tmp_path / "checkpoints")
     before = sorted(tmp_path.iterdir())
 
@@ -158,9 +158,7 @@ def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
     """The published ones: names begin one word later, and causal masks stand among the weights."""
     model = hf_models.model("gpt2", torch.float64)
     model.save_pretrained(tmp_path)
-    module = harness.imported(
-        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
-    )
+    module = load_program(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path)
     bare = {
         name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()
     }
@@ -177,9 +175,7 @@ def test_files_of_gpt2_without_its_head(tmp_path: Path) -> None:
 def test_a_tied_head_may_be_stored_beside_its_embedding(tmp_path: Path) -> None:
     """Some programs save it twice; one that differs is another model's."""
     hf_models.model("gpt2", torch.float64).save_pretrained(tmp_path)
-    module = harness.imported(
-        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
-    )
+    module = load_program(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path)
     path, tensors = tmp_path / "model.safetensors", load_file(tmp_path / "model.safetensors")
     head = tensors["transformer.wte.weight"].clone()
     save_file({**tensors, "lm_head.weight": head}, path)
@@ -193,9 +189,7 @@ def test_a_tied_head_may_be_stored_beside_its_embedding(tmp_path: Path) -> None:
 def test_masks_and_frequencies_of_gpt_neox_are_no_weights(tmp_path: Path) -> None:
     """The published files have them; newer ones do not."""
     hf_models.model("gpt_neox", torch.float64).save_pretrained(tmp_path)
-    module = harness.imported(
-        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
-    )
+    module = load_program(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path)
     buffers = ("bias", "masked_bias", "rotary_emb.inv_freq")
     more = {f"gpt_neox.layers.0.attention.{name}": torch.ones(2) for name in buffers}
     save_file({**load_file(tmp_path / "model.safetensors"), **more}, tmp_path / "model.safetensors")
@@ -226,9 +220,7 @@ def test_files_that_are_not_the_plans(
     change: Callable[[Tensors], object], message: str, tmp_path: Path
 ) -> None:
     hf_models.model("llama", torch.float32).save_pretrained(tmp_path)
-    module = harness.imported(
-        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
-    )
+    module = load_program(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -330,9 +322,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 @pytest.mark.parametrize("name", FOREIGN)
 def test_files_of_another_kind_are_said_with_what_to_do(name: str, tmp_path: Path) -> None:
     hf_models.model("llama", torch.float32).save_pretrained(tmp_path)
-    module = harness.imported(
-        harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py"
-    )
+    module = load_program(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path)
     change, words = FOREIGN[name]
     change(tmp_path)
     with pytest.raises(RunError) as caught:

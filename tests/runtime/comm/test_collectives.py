@@ -100,7 +100,7 @@ DUAL = {"R": "P", "P": "R"}
 GLOBAL = (24, 24, 24)
 
 
-def _held(size: int, ranks: int, rank: int) -> list[int]:
+def zigzag_positions(size: int, ranks: int, rank: int) -> list[int]:
     """A rank's positions where a zigzag cuts `size`."""
     each = size // (2 * ranks)
     return [at for at in range(size) if at // each == rank] + [
@@ -114,7 +114,8 @@ def _value(placement: str, axis: Axis, seed: int) -> Tensor:
     whole = torch.randn(GLOBAL, dtype=torch.float64, generator=torch.Generator().manual_seed(own))
     if placement[0] == "Z":
         return whole.index_select(
-            dim := int(placement[1]), torch.tensor(_held(GLOBAL[dim], axis.size, axis.rank))
+            dim := int(placement[1]),
+            torch.tensor(zigzag_positions(GLOBAL[dim], axis.size, axis.rank)),
         )
     return whole.chunk(axis.size, int(placement[1]))[axis.rank] if placement[0] == "S" else whole
 
@@ -123,7 +124,9 @@ def _meaning(x: Tensor, placement: str, axis: Axis) -> Tensor:
     """The global value that the ranks' parts stand for."""
     if placement[0] in "SZ":
         whole = all_gather(x, axis, dim := int(placement[1]))
-        held = [at for rank in range(axis.size) for at in _held(GLOBAL[dim], axis.size, rank)]
+        held = [
+            at for rank in range(axis.size) for at in zigzag_positions(GLOBAL[dim], axis.size, rank)
+        ]
         return (
             whole
             if placement[0] == "S"

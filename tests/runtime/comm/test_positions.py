@@ -13,7 +13,7 @@ from scalec.runtime.comm.positions import Cut, chunks, from_ranks, to_ranks
 RANKS = range(1, 7)
 
 
-def _held(size: int, cuts: tuple[Cut, ...]) -> list[int]:
+def get_positions(size: int, cuts: tuple[Cut, ...]) -> list[int]:
     """The positions one by one, in the rank's order."""
     held = list(range(size))
     for ranks, rank, zigzag in cuts:
@@ -44,7 +44,7 @@ def _cuts() -> Iterator[tuple[int, tuple[Cut, ...]]]:
 def test_chunks_are_those_of_index_arithmetic() -> None:
     number = 0
     for size, cuts in _cuts():
-        held, runs = _held(size, cuts), chunks(size, cuts)
+        held, runs = get_positions(size, cuts), chunks(size, cuts)
         assert [at for start, length in runs for at in range(start, start + length)] == held, (
             size,
             cuts,
@@ -57,7 +57,7 @@ def test_chunks_are_those_of_index_arithmetic() -> None:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_pieces_of_all_ranks_in_their_order(ranks: int) -> None:
-    held = [at for rank in range(ranks) for at in _held(2 * ranks, ((ranks, rank, True),))]
+    held = [at for rank in range(ranks) for at in get_positions(2 * ranks, ((ranks, rank, True),))]
     assert list(to_ranks(ranks)) == held
     assert [held[piece] for piece in from_ranks(ranks)] == list(range(2 * ranks))
 
@@ -65,7 +65,7 @@ def test_pieces_of_all_ranks_in_their_order(ranks: int) -> None:
 def test_positions_on_a_mesh() -> None:
     mesh = mesh_at(dp=(2, 1), cp=(2, 0), tp=(3, 1))
     positions = Positions(mesh, 48, "cp", "tp", zigzag=("cp",))
-    held = _held(48, ((2, 0, True), (3, 1, False)))
+    held = get_positions(48, ((2, 0, True), (3, 1, False)))
     assert positions.size == 48
     assert positions.local == 8
     assert positions.chunks == ((8, 4), (36, 4))

@@ -16,7 +16,7 @@ import torch
 
 from helpers import bigram
 from helpers.launched import run_recorded, text_files
-from helpers.oracle.harness import imported
+from helpers.programs import import_module
 from scalec.runtime import Batch, Constant, Mesh
 from scalec.runtime.config.environment import Profiled
 from scalec.runtime.debug.profile import Profiler
@@ -126,7 +126,7 @@ def test_steps_that_a_run_does_not_have(tmp_path: Path, monkeypatch: pytest.Monk
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trace of a step of a golden program on one rank."""
     folder = tmp_path_factory.mktemp("profiled")
-    module = imported(GOLDEN / "one_rank/train.py")
+    module = import_module(GOLDEN / "one_rank/train.py")
     model, state = module.build(Mesh(module.PLAN.mesh))
     state.initialise(seed=0)
     size = (module.PLAN.microbatches, 2, module.PLAN.seq)

@@ -84,7 +84,7 @@ def test_dropout_is_the_runtime_s() -> None:
     )
 
 
-def _kept(run: Any) -> list[Tensor]:
+def get_saved_tensors(run: Any) -> list[Tensor]:
     kept: list[Tensor] = []
 
     def pack(x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _kept(run: Any) -> list[Tensor]:
 def test_attention_keeps_its_operands_its_result_and_a_sum_for_each_row(dtype: torch.dtype) -> None:
     qkv, options = _operands(0, dtype), {"layout": "sbhd", "softcap": 1.0, "documents": True}
     results: list[Tensor] = []
-    kept = _kept(lambda: results.extend(_partial(*qkv, options)))
+    kept = get_saved_tensors(lambda: results.extend(_partial(*qkv, options)))
     ids, *rest = kept[3:]
     assert [it.data_ptr() for it in kept[:3]] == [it.data_ptr() for it in qkv]
     assert (ids.dtype, ids.shape) == (torch.int64, (LENGTH, 2))

@@ -13,7 +13,7 @@ import torch
 
 from helpers.kernels.cases import MODULES
 from helpers.kernels.compiled import recorded
-from helpers.oracle.harness import imported
+from helpers.programs import import_module
 from scalec.compiler.analysis.kernel_tiles import CHIPS, KERNELS
 from scalec.runtime import kernels
 from scalec.runtime.kernels import Tile
@@ -41,7 +41,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 def test_the_table_is_sorted_and_reads_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    tuning = imported(SCRIPT)
+    tuning = import_module(SCRIPT)
     tile = tuning.arguments(Tile(rows=1, warps=8))
     assert tile == {"rows": 1, "warps": 8}
     blocks = {"forward": {"queries": 128, "keys": 64}, "keys": {"queries": 64, "keys": 64}}
@@ -65,7 +65,7 @@ def test_the_table_is_sorted_and_reads_back(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_timed_are_the_kernels_with_their_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not torch's, which attention takes where torch has some."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    tuning = imported(SCRIPT)
+    tuning = import_module(SCRIPT)
     monkeypatch.setattr(tuning, "DEVICE", "meta")
     for name, subject in tuning.SUBJECTS.items():
         size = subject.sizes[0]
@@ -79,7 +79,7 @@ def test_what_is_timed_are_the_kernels_with_their_tile(monkeypatch: pytest.Monke
 def test_benchmarks_have_the_tiles_of_programs(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every class, though a chip's own table has few of them."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    gpu = imported(SCRIPT.with_name("gpu.py"))
+    gpu = import_module(SCRIPT.with_name("gpu.py"))
     monkeypatch.setattr(gpu, "chip", lambda: chip)
     for kernel in KERNELS.values():
         assert gpu.tiles(kernels, kernel.name, 128).keys() == {128}
@@ -90,7 +90,7 @@ def test_each_kernel_has_a_name_by_which_a_profile_groups_it(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    steps = imported(SCRIPT.with_name("gpu_steps.py"))
+    steps = import_module(SCRIPT.with_name("gpu_steps.py"))
     with recorded() as launches:
         importlib.import_module(f"helpers.kernels.{module}").examples("meta", torch.bfloat16)
     assert not [

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from helpers import reference_ops
 from helpers.forked_ranks import run_ranks
 from helpers.ranks_alone import axis_at, positions_at
 from scalec.runtime import Input, Loader, Mesh, attention, dropout, fork
@@ -22,7 +23,7 @@ from scalec.runtime.ops.dropout import draws_of
 DRAWS = draws_of(range(6), seed=0)
 
 
-def kept(*shape: int, draws: Tensor = DRAWS, p: float = 0.5, site: int = 1) -> Tensor:
+def get_kept_mask(*shape: int, draws: Tensor = DRAWS, p: float = 0.5, site: int = 1) -> Tensor:
     """Which elements of [b, …] are kept."""
     return dropout(torch.ones(len(draws), *shape), draws, p, site, batch=0) > 0
 
@@ -84,8 +85,8 @@ def test_sites_samples_repetitions_and_seeds_drop_apart() -> None:
     of_seed = [draws_of(range(6), seed) for seed in (0, 1)]
     forks = [each for each in fork(DRAWS, 3) if each is not None]
     nested = [each for own in forks for each in fork(own, 3) if each is not None]
-    alike = [kept(5000, draws=draws) for draws in (*of_seed, *forks, *nested)]
-    alike += [kept(5000, site=site) for site in range(2, 6)]
+    alike = [get_kept_mask(5000, draws=draws) for draws in (*of_seed, *forks, *nested)]
+    alike += [get_kept_mask(5000, site=site) for site in range(2, 6)]
     rows = torch.cat(alike).double() * 2 - 1
     likeness = rows @ rows.T / rows.shape[1] - torch.eye(len(rows))
     assert likeness.abs().max() < 5.5 / rows.shape[1] ** 0.5
@@ -110,7 +111,7 @@ def test_backward_drops_the_same() -> None:
     x = torch.randn(6, 40, dtype=torch.float64, requires_grad=True)
     (dropout(x, DRAWS, 0.3, 1, 0) * 5).sum().backward()
     assert x.grad is not None
-    assert torch.equal(x.grad != 0, kept(40, p=0.3))
+    assert torch.equal(x.grad != 0, get_kept_mask(40, p=0.3))
     assert x.grad.unique().tolist() == pytest.approx([0, 5 / 0.7])
 
 
@@ -144,7 +145,9 @@ def test_without_draws_nothing_is_dropped() -> None:
 def test_bits_stay_as_they_are() -> None:
     """So that a run that a later version takes up goes on as it began."""
     draws = draws_of([0, 1, 2**40], seed=7)
-    bits = ["".join(str(int(each)) for each in row) for row in kept(16, draws=draws, site=3)]
+    bits = [
+        "".join(str(int(each)) for each in row) for row in get_kept_mask(16, draws=draws, site=3)
+    ]
     assert bits == ["1010110000010100", "0011100111011100", "1111001010110100"]
 
 
@@ -170,10 +173,12 @@ def test_attention_drops_weights() -> None:
     """
     q, k, v = _heads(0, heads=4), _heads(1, heads=2), _heads(2, heads=2)
     got = attention(q, k, v, layout="bshd", draws=DRAWS, dropout=0.3, site=2)
-    scores = torch.einsum("bsnd,btnd->bnst", q, k.repeat_interleave(2, 2)) / 8**0.5
-    weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
-    weights = weights * kept(4, 5, 5, p=0.3, site=2) / 0.7
-    want = torch.einsum("bnst,btnd->bsnd", weights, v.repeat_interleave(2, 2))
+    want = reference_ops.attention(
+        q,
+        k,
+        v,
+        change_weights=lambda weights: weights * get_kept_mask(4, 5, 5, p=0.3, site=2) / 0.7,
+    )
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     for i in range(2):
         mine, few = slice(2 * i, 2 * i + 2), slice(i, i + 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from helpers import reference_ops
 from helpers.forked_ranks import run_ranks
 from helpers.ranks_alone import positions_at
 from scalec.runtime import (
@@ -60,11 +61,7 @@ def _expected(
     logits: Tensor, labels: Tensor, classes: int = VOCAB, smoothing: float = 0.0, z: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     logits = logits.detach().clone().requires_grad_()
-    flat, real = labels.masked_fill(labels < 0, -100).flatten(), logits.flatten(0, 1)[:, :classes]
-    loss = F.cross_entropy(
-        real, flat, ignore_index=-100, reduction="sum", label_smoothing=smoothing
-    )
-    loss = loss + z * real.logsumexp(-1)[flat >= 0].square().sum()
+    loss = reference_ops.cross_entropy(logits[..., :classes], labels, smoothing, z)
     (gradient,) = torch.autograd.grad(3 * loss, logits)
     return loss.detach(), gradient
 
@@ -156,8 +153,7 @@ def test_vocabulary_parallel_embedding() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_rms_norm_computes_inside_in_float32_at_least(dtype: torch.dtype) -> None:
     x, weight = (10 * torch.randn(7, HIDDEN)).to(dtype), torch.randn(HIDDEN).to(dtype)
-    wide = x.double()
-    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    expected = reference_ops.rms_norm(x.double(), weight.double(), eps=1e-5)
     assert rms_norm(x, weight, eps=1e-5).dtype == dtype
     tolerance = 2**-8 if dtype == torch.bfloat16 else 1e-12
     torch.testing.assert_close(
@@ -168,14 +164,8 @@ def test_rms_norm_computes_inside_in_float32_at_least(dtype: torch.dtype) -> Non
 def test_rope_rotates_halves_by_position() -> None:
     table = rope_frequencies(6, HIDDEN, theta=100.0, mesh=Mesh({}), seq_dim=-4, dtype=torch.float64)
     x = torch.randn(6, 2, 3, HIDDEN, dtype=torch.float64)
-    pairs = torch.complex(x[..., : HIDDEN // 2], x[..., HIDDEN // 2 :])
-    angles = torch.tensor(
-        [[s * 100.0 ** (-2 * i / HIDDEN) for i in range(HIDDEN // 2)] for s in range(6)]
-    )
-    turned = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())[:, None, None]
-    torch.testing.assert_close(
-        rope(x, table), torch.cat([turned.real, turned.imag], -1), atol=1e-5, rtol=0
-    )
+    frequencies = reference_ops.rope_frequencies(HIDDEN, theta=100.0)
+    _check_equal(rope(x, table), reference_ops.rope(x, frequencies, seq=0))
     batch_first = rope_frequencies(6, HIDDEN, theta=100.0, mesh=Mesh({}), dtype=torch.float64)
     assert torch.equal(rope(x.transpose(0, 1), batch_first), rope(x, table).transpose(0, 1))
 
@@ -188,22 +178,14 @@ def test_a_rank_s_rope_table_has_its_positions() -> None:
     assert torch.equal(own, whole[:, [0, 1, 6, 7]])
 
 
-def _plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[s, b, n, d]; query head i attends to head i // (n / k)."""
-    k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
-    scores = torch.einsum("sbnd,tbnd->bnst", q, k) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(torch.ones(q.shape[0], q.shape[0]).triu(1).bool(), -torch.inf)
-    return torch.einsum("bnst,tbnd->sbnd", scores.softmax(-1), v)
-
-
 @pytest.mark.parametrize(("kv_heads", "width"), [(4, 8), (2, 8), (1, 8), (4, 5), (2, 11)])
 def test_attention_is_causal_and_groups_queries(kv_heads: int, width: int) -> None:
     q = torch.randn(5, 2, 4, 8, dtype=torch.float64)
     k, v = (torch.randn(5, 2, kv_heads, size, dtype=torch.float64) for size in (8, width))
-    expected = _plain_attention(q, k, v)
-    _check_equal(attention(q, k, v, layout="sbhd"), expected)
-    swapped = attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), layout="bshd")
-    _check_equal(swapped.transpose(0, 1), expected)
+    batch_first = [x.transpose(0, 1) for x in (q, k, v)]
+    expected = reference_ops.attention(*batch_first)
+    _check_equal(attention(*batch_first, layout="bshd"), expected)
+    _check_equal(attention(q, k, v, layout="sbhd"), expected.transpose(0, 1))
 
 
 @pytest.mark.parametrize(

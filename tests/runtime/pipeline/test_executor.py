@@ -311,7 +311,7 @@ def _boundaries() -> int:
     return len({each.untyped_storage()._cdata for each in seen})
 
 
-def _held(every: Sequence[Schedule]) -> list[tuple[int, int, int, int]]:
+def count_live_graphs(every: Sequence[Schedule]) -> list[tuple[int, int, int, int]]:
     """Of each schedule the most graphs and boundary values at once, and those that are left."""
     mesh, found = Mesh({"pp": dist.get_world_size()}), list[tuple[int, int, int, int]]()
     gc.disable()  # what is in a circle would stay
@@ -329,7 +329,9 @@ def _held(every: Sequence[Schedule]) -> list[tuple[int, int, int, int]]:
 def test_graphs_are_kept_no_longer_than_until_backward(ranks: int) -> None:
     named = list(schedules(ranks, [1, 4, 6]))
     every = [schedule for _, schedule in named]
-    for (name, schedule), *held in zip(named, *run_ranks(ranks, _held, every), strict=True):
+    for (name, schedule), *held in zip(
+        named, *run_ranks(ranks, count_live_graphs, every), strict=True
+    ):
         keeps = Keeps.uniform(schedule.stages, input=1, weight=0)
         assert [graphs for graphs, *_ in held] == [*high_water(schedule, keeps)], name
         assert [left for *_, left, _ in held] == [0] * ranks
@@ -341,7 +343,7 @@ def test_values_are_kept_no_longer_than_they_are_needed() -> None:
     about to take.
     """
     named = list(schedules(2, [6, 8]))
-    held = run_ranks(2, _held, [schedule for _, schedule in named])
+    held = run_ranks(2, count_live_graphs, [schedule for _, schedule in named])
     values = {
         (name, schedule.microbatches): [of[1] for of in each]
         for (name, schedule), *each in zip(named, *held, strict=True)

@@ -133,7 +133,7 @@ def test_collectives_go_on_while_turns_compute() -> None:
 # ---- what is in memory
 
 
-def _held(way: Way, dtypes: Dtypes) -> tuple[int, int, int, int]:
+def get_state_memory(way: Way, dtypes: Dtypes) -> tuple[int, int, int, int]:
     """Bytes of a state, and after two steps; the most layers in memory meanwhile, of weights
     and of whole gradients.
     """
@@ -214,7 +214,7 @@ def _bytes(way: Way, dtype: torch.dtype, master: torch.dtype) -> int:
 @pytest.mark.parametrize("dtypes", [F64, (torch.bfloat16, torch.float32)], ids=str)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_what_a_rank_keeps_is_what_was_said(way: Way, dtypes: Dtypes) -> None:
-    for state, after, weights, gradients in run_ranks(2, _held, way, dtypes):
+    for state, after, weights, gradients in run_ranks(2, get_state_memory, way, dtypes):
         assert state == after == _bytes(way, *dtypes)
         assert weights == (1 + way.prefetch if way.reshard_after_forward else 0)
         assert gradients == (1 if way.shard_gradients else 0)  # under way, when a layer begins
@@ -223,7 +223,7 @@ def test_what_a_rank_keeps_is_what_was_said(way: Way, dtypes: Dtypes) -> None:
 # ---- sanitized runs
 
 
-def _told(way: Way) -> str:
+def get_sanitizer_message(way: Way) -> str:
     """What a sanitized run says of gathered weights that rank 1 has otherwise."""
     wait = flat_param.FlatParam.wait_for_unshard
 
@@ -246,6 +246,6 @@ def _told(way: Way) -> str:
 
 @pytest.mark.parametrize("way", ZERO[1:], ids=str)
 def test_gathered_weights_are_compared_and_the_line_of_the_program_is_named(way: Way) -> None:
-    for message in run_ranks(2, _told, way):
+    for message in run_ranks(2, get_sanitizer_message, way):
         assert "not the same over dp" in message
         assert "layered_model.py:" in message

@@ -28,7 +28,7 @@ update_scale = cast(Any, torch)._amp_update_scale_  # what GradScaler calls
 NO, YES = torch.tensor(False), torch.tensor(True)
 
 
-def kept(scale: LossScale) -> dict[str, float]:
+def get_checkpoint_values(scale: LossScale) -> dict[str, float]:
     return {key: float(value) for key, value in scale.get_checkpoint_values()}
 
 
@@ -46,17 +46,17 @@ def test_it_is_that_of_torchs_scaler(overflows: list[bool], before: int) -> None
     for overflow in overflows:
         update_scale(scale, tracker, torch.tensor(float(overflow)), 2.0, 0.5, INTERVAL)
         own.update(torch.tensor(overflow), NO)
-        assert kept(own) == {VALUE: float(scale), STEPS: float(tracker)}
+        assert get_checkpoint_values(own) == {VALUE: float(scale), STEPS: float(tracker)}
 
 
 def test_a_skipped_step_counts_for_nothing() -> None:
     own = near_growth(1)
-    before = kept(own)
+    before = get_checkpoint_values(own)
     own.update(NO, YES)
     own.update(YES, YES)
-    assert kept(own) == before
+    assert get_checkpoint_values(own) == before
     own.update(NO, NO)
-    assert kept(own) == {VALUE: 2 * FIRST, STEPS: 0}
+    assert get_checkpoint_values(own) == {VALUE: 2 * FIRST, STEPS: 0}
 
 
 def test_it_does_not_grow_for_ever() -> None:

@@ -39,7 +39,7 @@ def _read(words: str) -> list[int]:
     return [rank for span in spans for rank in range(int(span[0]), int(span[-1]) + 1)]
 
 
-def _told(unlike: bool) -> str:
+def get_error(unlike: bool) -> str:
     rank = dist.get_rank()
     try:
         alike({"train.py": "sha256 0", "--seed": str(int(unlike and rank == 1))})
@@ -49,6 +49,6 @@ def _told(unlike: bool) -> str:
 
 
 def test_all_ranks_are_told_alike() -> None:
-    assert run_ranks(3, _told, False) == [""] * 3
-    (told,) = {*run_ranks(3, _told, True)}
+    assert run_ranks(3, get_error, False) == [""] * 3
+    (told,) = {*run_ranks(3, get_error, True)}
     assert told.splitlines()[1] == "  rank 1 has --seed 1, ranks 0, 2 have 0"

@@ -17,7 +17,7 @@ ALONE = replace(PLAN, mesh={"dp": 1})
 SETS = replace(PLAN, data=replace(PLAN.data, sets=(DataSet("a", ("a",)), DataSet("b", ("b",)))))
 
 
-def _said(
+def get_ignored_options(
     line: str, plan: object = PLAN, validates: bool = True, resumed_from: str = ""
 ) -> list[str]:
     assert isinstance(plan, type(PLAN))
@@ -32,8 +32,8 @@ ALL = (
 
 
 def test_options_that_have_an_effect_are_not_said() -> None:
-    assert _said(ALL) == []
-    assert _said("", ALONE, validates=False, resumed_from="step-000002") == [], (
+    assert get_ignored_options(ALL) == []
+    assert get_ignored_options("", ALONE, validates=False, resumed_from="step-000002") == [], (
         "what nobody has asked for"
     )
 
@@ -51,7 +51,7 @@ def test_options_that_have_an_effect_are_not_said() -> None:
 def test_an_option_without_effect_is_said(
     option: str, plan: object, validates: bool, resumed_from: str, why: str
 ) -> None:
-    lines = _said(ALL, plan, validates, resumed_from)
+    lines = get_ignored_options(ALL, plan, validates, resumed_from)
     assert any(line.startswith(f"warning: {option} has no effect: {why}") for line in lines)
     assert len(lines) == (3 if plan is ALONE else 1)
 
@@ -66,17 +66,17 @@ def test_an_option_without_effect_is_said(
     ],
 )
 def test_saves_to_keep_are_after_some_step(line: str, is_said: bool) -> None:
-    assert bool(_said(line)) == is_said
+    assert bool(get_ignored_options(line)) == is_said
 
 
 def test_files_in_place_of_sets_are_said() -> None:
-    (line,) = _said("--data text/*.txt", SETS)
+    (line,) = get_ignored_options("--data text/*.txt", SETS)
     assert (
         line
         == "note: the files of --data take the place of all sets of the plan (a, b) and of their"
         " weights"
     )
-    assert _said("--data text/*.txt") == []
+    assert get_ignored_options("--data text/*.txt") == []
 
 
 def test_an_export_trains_nothing() -> None:

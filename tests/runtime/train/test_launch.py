@@ -22,14 +22,13 @@ NO_NUMBER = "in the environment, where launchers write a number: unset it"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(working_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with something to train on, a file and a folder; no launcher."""
-    (tmp_path / "text").mkdir()
+    (working_folder / "text").mkdir()
     for name in "ab":
-        (tmp_path / "text" / f"{name}.txt").write_text("abcdefgh " * 40)
-    (tmp_path / "file").write_text("")
-    (tmp_path / "link").symlink_to("nowhere")
-    monkeypatch.chdir(tmp_path)
+        (working_folder / "text" / f"{name}.txt").write_text("abcdefgh " * 40)
+    (working_folder / "file").write_text("")
+    (working_folder / "link").symlink_to("nowhere")
     for name in (
         "RANK",
         "WORLD_SIZE",
@@ -39,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "MASTER_PORT",
     ):
         monkeypatch.delenv(name, raising=False)
-    return tmp_path
+    return working_folder
 
 
 def _refused(

@@ -26,12 +26,11 @@ train {
 
 
 @pytest.fixture(autouse=True)
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def started(working_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that take this process' place."""
     commands: list[list[str]] = []
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execv", lambda program, words: commands.append(words))  # type: ignore[misc]
-    (tmp_path / "tiny.scale").write_text(MODEL)
+    (working_folder / "tiny.scale").write_text(MODEL)
     return commands
 
 

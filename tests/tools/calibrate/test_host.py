@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from scalec.compiler.ir import Program
-from scalec.compiler.syntax.source import Source
-from scalec.compiler.tuning.lowering import compile_plan
+from helpers.programs import make_program
 from scalec.tools.calibrate import clock, host
 from scalec.tools.calibrate.clock import Clock
 from scalec.tools.calibrate.host_steps import host_steps
@@ -36,13 +34,11 @@ SHARDED = "mesh { dp = 2  tp = 2 } shard { batch over dp  ffn over tp } state { 
 STAGED = "mesh { pp = 2  tp = 2 } shard { ffn over tp  layers over pp }"
 
 
-def _compiled(more: str) -> Program:
-    return compile_plan(Source("tiny.scale", MODEL + more))
-
-
 @pytest.fixture(scope="module")
 def steps() -> list[dict[str, Any]]:
-    listed = host_steps([_compiled(STAGED), _compiled(SHARDED), _compiled("")])
+    listed = host_steps(
+        [make_program(MODEL + STAGED), make_program(MODEL + SHARDED), make_program(MODEL + "")]
+    )
     return json.loads(json.dumps(listed))
 
 
@@ -78,8 +74,8 @@ def test_each_step_runs_on_one_rank(
 
 
 def test_only_plans_for_a_gpu_list_steps() -> None:
-    assert json.loads(work_list([_compiled(SHARDED)]))["steps"] == []
-    listed = json.loads(work_list([_compiled(SHARDED + "\ncluster { gpu = h100_sxm }")]))
+    assert json.loads(work_list([make_program(MODEL + SHARDED)]))["steps"] == []
+    listed = json.loads(work_list([make_program(MODEL + SHARDED + "\ncluster { gpu = h100_sxm }")]))
     assert [sorted(it) for it in listed["steps"]] == [
         ["actions", "files", "inputs", "mesh", "ops"]
     ] * 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from helpers.oracle import harness
+from helpers.programs import load_program
 from scalec.compiler.cli import main
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint import saver
@@ -30,16 +30,15 @@ SHARDED = (
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(working_folder: Path) -> None:
     """Two plans, of which one has names."""
-    monkeypatch.chdir(tmp_path)
     Path("plain.scale").write_text(PLAN)
     Path("named.scale").write_text(PLAN + NAMES)
 
 
 def test_the_newest_checkpoint_of_a_run(capfd: pytest.CaptureFixture[str]) -> None:
     """With a table of one's own, which names one tensor otherwise."""
-    module = harness.imported(harness.written(PLAN + NAMES, Path("program")) / "train.py")
+    module = load_program(PLAN + NAMES, Path("program"))
     _, state = module.build(Mesh(module.PLAN.mesh))
     for step in (1, 2):
         saver.save(Path("runs", "tiny", "checkpoints"), step, state)

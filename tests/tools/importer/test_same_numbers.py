@@ -17,6 +17,7 @@ from torch import Tensor
 from helpers import hf_models
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
+from helpers.programs import import_module, load_program, write_program
 from scalec.compiler.analysis.communication import parameter_count
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.tuning.lowering import compile_plan
@@ -57,8 +58,8 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path)
     for mesh, (axes, dp, ranks) in MESHES.items():
         text = hf_models.plan(tmp_path, axes, dp).replace("aux_batch=1", f"aux_batch={AUX_BATCH}")
         assert ("aux_loss=0.5" in text) == (rows > 0)
-        folder = harness.written(text, tmp_path / mesh)
-        module = harness.imported(folder / "train.py")
+        folder = write_program(text, tmp_path / mesh)
+        module = import_module(folder / "train.py")
         results = run_ranks(ranks, _differences, module, tmp_path)
         assert [found for found, _ in results] == [pytest.approx(loss, rel=TOLERANCE)] * ranks
         for parameter in results[0][1]:
@@ -97,7 +98,7 @@ def test_gptj_is_another_model_with_its_rows_as_files_have_them(tmp_path: Path) 
         r"interleaved\((.*), rotary\)", r"\1", hf_models.plan(tmp_path, MESHES["one"][0], 1)
     )
     assert found == 2
-    module = harness.imported(harness.written(text, tmp_path / "plain") / "train.py")
+    module = load_program(text, tmp_path / "plain")
     ((other,),) = run_ranks(1, _losses, module, tmp_path)
     assert abs(other - loss) > 1e-4
 

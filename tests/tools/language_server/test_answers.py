@@ -157,7 +157,7 @@ def test_warnings_stay_until_the_step_is_compiled_anew(full: Document) -> None:
     assert [each.of.code for each in get_shown_diagnostics(edited_away)] != ["W0901"]
 
 
-def said(document: Document) -> list[object]:
+def get_shown(document: Document) -> list[object]:
     """All that an editor is shown of a document, with places."""
     names = document.syntax.mentions if document.syntax else ()
     own = [it for it in names if it.span.path == document.source.path]
@@ -191,7 +191,7 @@ def test_facts_that_an_edit_leaves_true_stay(full: Document, old: str, new: str)
     """
     now = edited(full, old, new)
     after = compile_document(now, lambda: pytest.fail("a pass has run"))
-    assert said(after) == said(compile_document(parse_document(None, now.source)))
+    assert get_shown(after) == get_shown(compile_document(parse_document(None, now.source)))
     assert after.facts
     assert after.model
     assert after.facts.program.train.seed == after.model.train.seed
@@ -204,7 +204,7 @@ def test_facts_that_an_edit_changes_are_made_anew(full: Document, old: str, new:
     after = compile_document(now)
     assert after.facts
     assert after.facts.source == now.source
-    assert said(after) == said(compile_document(parse_document(None, now.source)))
+    assert get_shown(after) == get_shown(compile_document(parse_document(None, now.source)))
 
 
 def test_a_name_between_two_edits_keeps_its_facts(full: Document) -> None:
@@ -214,7 +214,7 @@ def test_a_name_between_two_edits_keeps_its_facts(full: Document) -> None:
     first = compile_document(edited(full, "# ", "# also: "))
     second = edited(first, "seed = 0", "seed = 1")
     after = compile_document(second)
-    assert said(after) == said(compile_document(parse_document(None, second.source)))
+    assert get_shown(after) == get_shown(compile_document(parse_document(None, second.source)))
 
 
 def test_warnings_come_back_with_a_text_that_was_a_plan(full: Document) -> None:
@@ -224,7 +224,7 @@ def test_warnings_come_back_with_a_text_that_was_a_plan(full: Document) -> None:
         each.of.code for each in get_shown_diagnostics(full)
     ]
     again = compile_document(parse_document(wrong, full.source))
-    assert said(again) == said(full)
+    assert get_shown(again) == get_shown(full)
 
 
 @pytest.mark.parametrize("name", ["llama3_405b", "deepseek_v3", "tiny_five", "tiny_llama"])

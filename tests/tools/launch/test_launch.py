@@ -39,12 +39,11 @@ ELASTIC = "mesh { dp = 8..32 }  shard { batch over dp }  cluster { gpu = h100_sx
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(working_folder: Path) -> Path:
     """The working directory."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text/a.txt").write_bytes(bytes(i * 7 % 97 for i in range(900)))
-    return tmp_path
+    (working_folder / "text").mkdir()
+    (working_folder / "text/a.txt").write_bytes(bytes(i * 7 % 97 for i in range(900)))
+    return working_folder
 
 
 def _launched(scheduler: str, where: str, *words: str) -> str:

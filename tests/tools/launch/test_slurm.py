@@ -53,22 +53,21 @@ else:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(working_folder: Path) -> Path:
     """The working directory, with a job's script."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text/a.txt").write_bytes(bytes(i * 7 % 97 for i in range(900)))
-    (tmp_path / "slow").touch()
-    (tmp_path / "plan.scale").write_text(PLAN)
+    (working_folder / "text").mkdir()
+    (working_folder / "text/a.txt").write_bytes(bytes(i * 7 % 97 for i in range(900)))
+    (working_folder / "slow").touch()
+    (working_folder / "plan.scale").write_text(PLAN)
     times = ("--cpus", "1", "--time", "0:03:00", "--grace", "120")
     words = ("--save-every", "5", "--keep", "3", "--out", "run", "--device", "cpu")
     assert (
         main(["launch", "slurm", "plan.scale", "-o", "out", "--no-verify", *times, "--", *words])
         == 0
     )
-    (python := tmp_path / "python").write_text(SLOW)
+    (python := working_folder / "python").write_text(SLOW)
     python.chmod(0o755)
-    return tmp_path
+    return working_folder
 
 
 def _submitted(slurm: Cluster) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.commands import CommandLine
 from scalec.compiler.cli import main
 from scalec.tools.log.run_log import LOSS, Run, bin_points, read
 
@@ -37,35 +38,29 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(name, "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What `scalec log` prints."""
-    assert main(["log", *words]) == 0
-    return capsys.readouterr().out
+def test_a_run(run_scalec: CommandLine, golden: Callable[[str, str], None]) -> None:
+    golden("log/one.txt", run_scalec.output("log", "fast"))
 
 
-def test_a_run(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
-    golden("log/one.txt", shown(capsys, "fast"))
-
-
-def test_two_runs(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
-    out = shown(capsys, "fast", "slow/log.jsonl")
+def test_two_runs(run_scalec: CommandLine, golden: Callable[[str, str], None]) -> None:
+    out = run_scalec.output("log", "fast", "slow/log.jsonl")
     golden("log/two.txt", out)
     assert max(map(len, out.splitlines())) <= 72
 
 
-def test_the_speed_of_processes_has_their_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_speed_of_processes_has_their_name(run_scalec: CommandLine) -> None:
     on_cpus = Path("slow/log.jsonl").read_text().replace("tokens_per_s_gpu", "tokens_per_s_process")
     Path("slow/log.jsonl").write_text(on_cpus)
-    alone = shown(capsys, "slow")
+    alone = run_scalec.output("log", "slow")
     assert "tokens/s/process" in alone.splitlines()[0]
     assert "tokens/s/GPU" not in alone
-    both = shown(capsys, "fast", "slow")
+    both = run_scalec.output("log", "fast", "slow")
     assert "tokens/s/GPU or tokens/s/process" in both.splitlines()[0]
     assert {"tokens/s/GPU of fast", "tokens/s/process of slow"} <= {*both.splitlines()}
 
 
-def test_the_page_has_a_picture_for_each_number(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "fast", "slow", "-o", "log.html") == "wrote log.html\n"
+def test_the_page_has_a_picture_for_each_number(run_scalec: CommandLine) -> None:
+    assert run_scalec.output("log", "fast", "slow", "-o", "log.html") == "wrote log.html\n"
     text = Path("log.html").read_text(encoding="utf-8")
     assert re.findall(r"<h2>(.*)</h2>", text) == [
         "loss",
@@ -80,17 +75,17 @@ def test_the_page_has_a_picture_for_each_number(capsys: pytest.CaptureFixture[st
         == 4
     )
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    shown(capsys, "fast", "-o", "log.html")
+    run_scalec.output("log", "fast", "-o", "log.html")
     Path("log.html").write_text("mine")
     assert main(["log", "fast", "-o", "log.html"]) == 2
 
 
-def test_a_single_validation_has_no_picture(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_validation_has_no_picture(run_scalec: CommandLine) -> None:
     """The table has its number."""
     lines = Path("fast/log.jsonl").read_text().splitlines(keepends=True)
     held = [line for line in lines if '"validation"' in line]
     Path("fast/log.jsonl").write_text("".join(line for line in lines if line not in held[:-1]))
-    shown(capsys, "fast", "-o", "log.html")
+    run_scalec.output("log", "fast", "-o", "log.html")
     text = Path("log.html").read_text(encoding="utf-8")
     assert re.findall(r"<h2>(.*)</h2>", text) == ["loss", "gradient norm", "tokens/s/GPU"]
 
@@ -102,17 +97,17 @@ def test_no_grammar_is_loaded() -> None:
     assert found.stdout == "wrote log.html\nFalse\n"
 
 
-def test_a_run_of_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_one_step(run_scalec: CommandLine) -> None:
     Path("fast", "log.jsonl").write_text('{"step": 1, "loss": 5.5}\n')
-    assert "   5.5000 ┤" in shown(capsys, "fast")
-    shown(capsys, "fast", "-o", "log.html")
+    assert "   5.5000 ┤" in run_scalec.output("log", "fast")
+    run_scalec.output("log", "fast", "-o", "log.html")
     assert "<circle" in Path("log.html").read_text(encoding="utf-8")
 
 
-def test_runs_of_one_name_are_called_by_their_paths(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_one_name_are_called_by_their_paths(run_scalec: CommandLine) -> None:
     Path("old").mkdir()
     Path("slow").rename("old/fast")
-    assert "loss of old/fast" in shown(capsys, "fast", "old/fast")
+    assert "loss of old/fast" in run_scalec.output("log", "fast", "old/fast")
 
 
 @pytest.mark.parametrize(
@@ -159,8 +154,8 @@ def test_a_column_is_the_mean_of_its_steps() -> None:
     assert [*bin_points([(0, 1.0), (1, 3.0), (9, 5.0)], (0, 9), 4)] == [(0, 2.0), (3, 5.0)]
 
 
-def test_a_last_line_that_is_cut_off_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = shown(capsys, "fast")
+def test_a_last_line_that_is_cut_off_is_left_out(run_scalec: CommandLine) -> None:
+    whole = run_scalec.output("log", "fast")
     with Path("fast", "log.jsonl").open("a") as file:
         file.write('{"step": 410, "lo')
-    assert shown(capsys, "fast") == whole
+    assert run_scalec.output("log", "fast") == whole

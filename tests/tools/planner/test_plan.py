@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.commands import CommandLine
 from scalec.compiler import cli
 
 PLANS = Path(__file__).parents[3] / "plans"
@@ -16,14 +17,8 @@ SMALL = "--gpus 4 --cluster h100_sxm --keep pp=1,microbatch=8,recompute=none --t
 Golden = Callable[[str, str], None]
 
 
-def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    status = cli.main(["plan", *line.split()])
-    out, err = capsys.readouterr()
-    return status, out, err
-
-
-def test_a_small_case(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
-    status, out, err = run(f"{PLANS / 'tiny_llama.scale'} {SMALL}", capsys)
+def test_a_small_case(run_scalec: CommandLine, golden: Golden) -> None:
+    status, out, err = run_scalec("plan", *f"{PLANS / 'tiny_llama.scale'} {SMALL}".split())
     assert status == 0
     for line in err.splitlines():
         assert re.fullmatch(r"(estimating|compiling|proving) [\d,]+ (choices|plans?) ?.*", line)
@@ -32,30 +27,31 @@ def test_a_small_case(capsys: pytest.CaptureFixture[str], golden: Golden) -> Non
     golden("planned.txt", out)
 
 
-def test_experts_and_plans_that_are_as_fast(
-    capsys: pytest.CaptureFixture[str], golden: Golden
-) -> None:
+def test_experts_and_plans_that_are_as_fast(run_scalec: CommandLine, golden: Golden) -> None:
     """And reasons about plans that are excluded."""
     line = (
         "--gpus 2 --cluster h100_sxm --seq 128 --global-batch 32 --keep"
         " pp=1,microbatch=8,recompute=none --top 3"
     )
-    status, out, _ = run(f"{PLANS / 'models/tiny_moe.scale'} {line}", capsys)
+    status, out, _ = run_scalec("plan", *f"{PLANS / 'models/tiny_moe.scale'} {line}".split())
     assert status == 0
     golden("planned_experts.txt", out)
 
 
-def test_a_written_plan_is_formatted_and_compiles(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_written_plan_is_formatted_and_compiles(run_scalec: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "best.scale"
-    status, out, _ = run(f"{PLANS / 'tiny_llama.scale'} {SMALL} --json -o {path}", capsys)
+    status, out, _ = run_scalec(
+        "plan", *f"{PLANS / 'tiny_llama.scale'} {SMALL} --json -o {path}".split()
+    )
     assert status == 0
     assert json.loads(out)["plan"] == path.read_text()
     assert cli.main(["fmt", "--check", str(path)]) == 0
     assert cli.main(["check", str(path)]) == 0
     path.write_text("mine")
-    assert run(f"{PLANS / 'tiny_llama.scale'} {SMALL} --json -o {path}", capsys)[0] == 2
+    assert (
+        run_scalec("plan", *f"{PLANS / 'tiny_llama.scale'} {SMALL} --json -o {path}".split())[0]
+        == 2
+    )
 
 
 @pytest.mark.sample(4)
@@ -112,11 +108,11 @@ def test_mistakes_are_told(
     line: str,
     status: int,
     says: str,
-    capsys: pytest.CaptureFixture[str],
+    run_scalec: CommandLine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(PLANS)
-    found, out, err = run(line, capsys)
+    found, out, err = run_scalec("plan", *line.split())
     assert found == status, (out, err)
     assert says in err
     assert err or "nothing fits" in out

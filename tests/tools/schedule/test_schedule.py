@@ -195,18 +195,18 @@ def rows(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("rank ") and "stages" not in line]
 
 
-def told(it: Picture, row: tuple[Slot, ...]) -> list[str]:
+def get_labels(it: Picture, row: tuple[Slot, ...]) -> list[str]:
     """The labels of a row, without colours."""
     return [str(slot.action) if it.depth > 1 else label(slot.action) for slot in row]
 
 
 def test_all_actions_stand_in_their_order_and_columns(each: Picture) -> None:
     lines = rows(drawing(each, 10**9, colour=False))
-    longest = max(len(one) for row in each.timeline.slots for one in told(each, row))
+    longest = max(len(one) for row in each.timeline.slots for one in get_labels(each, row))
     scale = (longest + 1) / min(slot.end - slot.start for slot in each.slots)
     for line, row in zip(lines, each.timeline.slots, strict=True):
         cells = list(re.finditer(r"[0-9A-Z]+─*", line.removeprefix("rank ")[1:]))
-        assert [cell[0].rstrip("─") for cell in cells] == told(each, row)
+        assert [cell[0].rstrip("─") for cell in cells] == get_labels(each, row)
         for cell, slot in zip(cells, row, strict=True):
             assert abs(cell.start() - len("  ") - slot.start * scale) <= 0.5 + 1e-6
             assert abs(cell.end() + 1 - len("  ") - slot.end * scale) <= 0.5 + 1e-6
@@ -220,7 +220,7 @@ def test_what_is_too_wide_loses_its_middle(each: Picture, width: int) -> None:
         head, cut, tail = line.removeprefix("rank ")[1:].partition(GAP.rstrip())
         assert cut
         all_of_them, first, last = (
-            told(each, row),
+            get_labels(each, row),
             head.replace("─", "").split(),
             tail.replace("─", "").split(),
         )
