@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from helpers.commands import CommandLine
-from scalec.compiler import cli, frontend
+from scalec.compiler import cli
 from scalec.compiler.cli.arguments import WISHES
 from scalec.compiler.cli.commands import COMMANDS, Entry
 from scalec.compiler.syntax.limits import MAX_BYTES
+from scalec.compiler.tuning import lowering
 from scalec.compiler.tuning.lowering import PASS_NAMES
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
@@ -506,7 +507,7 @@ def test_a_bug_names_the_pass(
 def test_a_bug_elsewhere_names_the_module(
     run_scalec: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontend, "resolve", lambda source, further: 1 / 0)  # type: ignore[misc]
+    monkeypatch.setattr(lowering, "resolve_plan", lambda source: 1 / 0)  # type: ignore[misc]
     status, _, err = run_scalec("check", "tiny.scale")
     assert status == 70
     last = "this is a bug in scalec, in module `cli.compile`: ZeroDivisionError: division by zero"
@@ -514,8 +515,8 @@ def test_a_bug_elsewhere_names_the_module(
 
 
 def test_an_interruption_is_quiet(run_scalec: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(source: object, further: object) -> None:
+    def interrupt(source: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(frontend, "resolve", interrupt)
+    monkeypatch.setattr(lowering, "resolve_plan", interrupt)
     assert run_scalec("check", "tiny.scale") == (130, "", "")

@@ -93,6 +93,7 @@ def test_all_commands_that_take_a_plan_are_tried() -> None:
     others = {
         "new",
         "plans",
+        "data",
         "explain",
         "launch",
         "convert",
