@@ -283,7 +283,8 @@ def header(proof: Proof | None) -> str:
             " compiled with --no-verify."
         )
     return (
-        f"Verified: the IR's step equals the single-device step of {proof.against};\n"
+        "Verified: the IR's step was evaluated equal to the single-device step of"
+        f" {proof.against};\n"
         "this file matches the IR, op for op;\n"
         f"{proof.causality}.\n"
         "Not verified: rounding, kernels, the network.  plan.json holds the certificate;"

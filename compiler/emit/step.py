@@ -432,13 +432,18 @@ class _Step:
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 
     def _seeds(self) -> list[str]:
-        """The gradients of the losses, where backward begins."""
+        """The gradients of the losses, where backward begins.
+
+        Backward may read them in any order.  The token loss comes first; the routers' loss counts
+        as it is.
+        """
         read = uses(self._program.backward)
         makers = dict[str, Op]()
         for op in self._program.region.body:
             if isinstance(op, Op) and op.outputs:
                 makers[op.outputs[0].name] = op
-        return [self.text[name] for name in read if name in makers and OPS[makers[name].kind].line]
+        seeds = [self.text[name] for name in read if name in makers and OPS[makers[name].kind].line]
+        return sorted(seeds, key=lambda seed: seed == ONE)
 
     def _loop(self, region: Region) -> None:
         program = self._program

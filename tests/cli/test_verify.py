@@ -281,7 +281,8 @@ def test_the_certificate_says_what_was_shown(run_scalec: CommandLine) -> None:
     assert values["meshes"] == [{"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}]
     assert int(values["error"].removeprefix("below 2^-")) >= 50
     said = (
-        "the IR's step evaluated equal to the single-device step of the model before any placement"
+        "the IR's step was evaluated equal to the single-device step of the model before any"
+        " placement"
     )
     assert said in " ".join(Path("out/tiny/train.py").read_text().split())
 

@@ -152,6 +152,7 @@ def cross_entropy(
     """
     logits = soft_cap(logits, cap)
     log_z = logits.logsumexp(-1)
-    at_label = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    target = (1 - smoothing) * at_label + smoothing * logits.mean(-1)
+    target = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    if smoothing:  # without it a logit may be -∞, and so would their mean
+        target = (1 - smoothing) * target + smoothing * logits.mean(-1)
     return (log_z - target + z * log_z.square())[labels >= 0].sum()

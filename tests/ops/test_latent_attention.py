@@ -5,7 +5,7 @@ size than keys.
 import pytest
 
 from helpers.oracle.plans import Case, plan_text
-from helpers.programs import get_train_py
+from helpers.programs import get_train_py, make_program
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.analysis.flops import cost
 from scalec.compiler.emit.readback import check
@@ -26,10 +26,8 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_step_is_that_of_one_device(case: Case) -> None:
-    verify(
-        get_train_py(plan_text(case))[1],
-        compile_plan(Source("plan.scale", plan_text(case)), "resolve"),
-    )
+    text = plan_text(case)
+    verify(make_program(text), make_program(text, "resolve"))
 
 
 LINES = (

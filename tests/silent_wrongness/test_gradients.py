@@ -133,7 +133,7 @@ def pending() -> Defect:
             f" {REDUCTION}",
             ACTIVATION: ACTIVATION.replace("silu(_y.2)", "coerce(_g.2) <axes=[tp], from=P, to=I>"),
         },
-        text={"y = all_reduce(y, self.tp)": "y = y", "silu(y)": "all_reduce(silu(y), self.tp)"},
+        text={"u = all_reduce(u, self.tp)": "u = u", "silu(u)": "all_reduce(silu(u), self.tp)"},
     )
 
 
@@ -141,7 +141,7 @@ def test_row_22_a_nonlinear_function_of_a_pending_sum(pending: Defect) -> None:
     """`max`, `min` and norms were taken of what was still to be summed (pytorch PR #165962)."""
     assert "silu is not linear in what is partial on tp" in pending.types()
     assert {"loss", "norm", "gradient of u", "gradient of w"} < pending.values()
-    assert "nothing in the IR does `silu(y)`" in pending.emission()
+    assert "nothing in the IR does `silu(u)`" in pending.emission()
 
 
 def test_row_22_the_table_says_that_a_function_is_linear(
