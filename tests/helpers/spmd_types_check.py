@@ -68,9 +68,11 @@ class _Named(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         function = node.func
-        # types do not depend on names in files of weights
+        # types do not depend on the files beside the program
         if isinstance(function, ast.Name) and function.id == "Plan":
-            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "names"]
+            node.keywords = [
+                keyword for keyword in node.keywords if keyword.arg not in ("names", "predictions")
+            ]
         if isinstance(function, ast.Attribute) and function.attr in METHODS:
             owner = (
                 []

@@ -2,8 +2,9 @@
 rows that are moved so.
 """
 
+from collections.abc import Iterable
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from typing import Any, Self
 
 import torch
@@ -18,6 +19,9 @@ from scalec.runtime.kernels import Exchange, ExchangeBack, ExchangeCounts, Tile
 
 SIZES = [(2, 2, 1), (3, 4, 9), (4, 2, 40), (2, 64, 300), (5, 3, 0)]
 """Ranks, experts of each, tokens."""
+
+WIDTHS = (1, 40, 127)
+
 TILES = (
     Tile(rows=1, warps=4),
     Tile(rows=4, warps=4, columns=16),
@@ -74,23 +78,30 @@ def case_places(device: str) -> None:
 
 
 def case_rows(device: str) -> None:
+    """Each size with one width."""
+    _check_rows(device, zip(SIZES, cycle(WIDTHS), strict=False))
+
+
+def case_all_rows(device: str) -> None:
+    _check_rows(device, product(SIZES, WIDTHS))
+
+
+def _check_rows(device: str, cases: Iterable[tuple[tuple[int, int, int], int]]) -> None:
     """There and back."""
-    for precision in PRECISIONS[device]:
-        for number, ((ranks, each, tokens), width) in enumerate(product(SIZES, (1, 40, 127))):
-            held, rows = _held(ranks, each, tokens, device)
-            moved = torch.eye(tokens, dtype=torch.float64)[rows].view(tokens, tokens)
-            x, tiles = (
-                randn(tokens, width, precision=precision, device=device),
-                {width: TILES[number % 3]},
-            )
+    for number, ((ranks, each, tokens), width) in enumerate(cases):
+        rows_per_expert, rows = _held(ranks, each, tokens, device)
+        moved = torch.eye(tokens, dtype=torch.float64)[rows].view(tokens, tokens)
+        tiles = {width: TILES[number % 3]}
+        for precision in PRECISIONS[device]:
+            x = randn(tokens, width, precision=precision, device=device)
             check_against(
-                partial(Exchange(tiles), expert_rows=held),
+                partial(Exchange(tiles), expert_rows=rows_per_expert),
                 partial(torch.matmul, moved),
                 [x],
                 precision,
             )
             check_against(
-                partial(ExchangeBack(tiles), expert_rows=held),
+                partial(ExchangeBack(tiles), expert_rows=rows_per_expert),
                 partial(torch.matmul, moved.mT),
                 [x],
                 precision,

@@ -1,9 +1,10 @@
 """Runs the cases of modules under Triton's interpreter, which must be chosen before any kernel is
 defined.
 
-    python tests/helpers/kernels/interpreted.py cases_norms cases_rope
+    python tests/helpers/kernels/interpreted.py cases_norms cases_attention.case_all_options
 
-prints what came of each case as JSON: module and name, and a traceback, empty if it passed.
+prints what came of each case as JSON: module and name, and a traceback, empty if it passed.  Of a
+module these are all cases but the long ones, which are named one by one.
 """
 
 import importlib
@@ -17,11 +18,18 @@ from functools import cache
 from pathlib import Path
 
 
+def is_long(case: str) -> bool:
+    """Whether a case takes many seconds, by its name."""
+    return case.startswith("case_all_")
+
+
 @cache
-def outcomes(modules: tuple[str, ...]) -> dict[str, str]:
-    """The traceback of each case, empty if it passed; in one process, since starting takes long."""
+def outcomes(names: tuple[str, ...]) -> dict[str, str]:
+    """The traceback of each case of modules, or of a single one, empty if it passed; in one
+    process, since starting takes long.
+    """
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, __file__, *modules]
+    command = [sys.executable, __file__, *names]
     result = subprocess.run(
         command, env=environment, check=False, capture_output=True, text=True, timeout=600
     )
@@ -41,12 +49,13 @@ def _main(names: Sequence[str]) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from helpers.kernels.tensor_cores import emulated
 
-    cases = {
-        f"{name}.{key}": value
-        for name in names
-        for key, value in vars(importlib.import_module(f"helpers.kernels.{name}")).items()
-        if key.startswith("case_")
-    }
+    cases = dict[str, Callable[[str], None]]()
+    for name in names:
+        module_name, _, single = name.partition(".")
+        module = importlib.import_module(f"helpers.kernels.{module_name}")
+        for key, value in vars(module).items():
+            if key == single or (not single and key.startswith("case_") and not is_long(key)):
+                cases[f"{module_name}.{key}"] = value
     with emulated():
         print(json.dumps({key: _outcome(case) for key, case in cases.items()}))
 
