@@ -24,7 +24,7 @@ SHORT = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "example", [*PLANS, *sorted(EXAMPLES.glob("test_*.py"))], ids=lambda path: path.stem
 )

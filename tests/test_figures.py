@@ -238,6 +238,7 @@ def test_what_the_planner_takes_for_as_fast_and_for_a_cliff() -> None:
     assert (int(alike), int(cliff)) == (round(100 * ALIKE), round(100 * CLIFF))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["tiny_llama", pytest.param("tiny_pipeline", marks=pytest.mark.long)]
 )

@@ -90,6 +90,7 @@ def test_the_page_shows_what_is_printed(
         assert line == "…" or line in printed, f"not printed, or not there: {line}"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("plan", PLANS[1:8], ids=lambda path: path.stem)
 def test_the_first_eight_make_the_same_update(
     plan: Path, capsys: pytest.CaptureFixture[str]

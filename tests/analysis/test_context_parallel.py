@@ -151,6 +151,7 @@ def test_parameters_are_reduced_over_it_as_over_data() -> None:
     assert {each.axes for each in found if each.use == "gradients"} == {("dp", "cp")}
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize(
     "again", ["", "recompute = full", "gathered = regather", "recompute = selective(attention)"]

@@ -89,6 +89,7 @@ def _without_range(program: Program) -> Program:
     return evolve(program, axes=tuple(evolve(axis, within=None) for axis in program.axes))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", PLANS)
 def test_the_program_at_each_size_is_that_of_a_plan_of_that_size(name: str) -> None:
     """Before any pass and after the last one."""

@@ -73,6 +73,7 @@ FOLDINGS = {
 """Rules and mesh, the ranks whose tokens come together, and those that experts lie over."""
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("capacity", [0.0, 0.5, 1.0, 1.5])
 @pytest.mark.parametrize(("experts", "k", "seq"), [(4, 1, 3), (4, 2, 3), (4, 3, 2), (8, 3, 2)])
 @pytest.mark.parametrize("folding", FOLDINGS)

@@ -63,6 +63,7 @@ def counted(program: Program) -> Counter[tuple[object, ...]]:
     return found
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.scale")), ids=lambda path: path.stem)
 def test_the_account_is_the_sum_of_what_ops_say(path: Path) -> None:
     program = compile_plan(load(path))

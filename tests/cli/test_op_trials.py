@@ -192,6 +192,7 @@ def test_a_function_with_several_mistakes_is_told_once_at_its_own_line(
     assert "own.scale:2:" in said
 
 
+@pytest.mark.long
 def test_programs_of_torch_alone_are_tried_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

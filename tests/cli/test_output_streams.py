@@ -26,7 +26,7 @@ def run(
     return subprocess.run([SCALEC, *words], env=os.environ | (env or {}), **pipes)  # type: ignore[call-overload]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("env", ASCII, ids=["ascii", "latin-1", "C"])
 @pytest.mark.parametrize(
     "words",

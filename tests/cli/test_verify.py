@@ -70,6 +70,7 @@ def coercions(text: str) -> list[int]:
     return [i for i, line in enumerate(text.splitlines()) if " = coerce(" in line]
 
 
+@pytest.mark.long
 def test_without_any_one_coercion_the_ir_is_refused(run_scalec: CommandLine) -> None:
     text = run_scalec("ir", "tiny.scale")[1]
     lines = text.splitlines()
@@ -133,6 +134,7 @@ def test_ir_that_is_legal_and_wrong(
 # ---- two plans
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "other",
     [
@@ -157,6 +159,7 @@ def test_two_plans_make_the_same_update(run_scalec: CommandLine, other: str) -> 
     assert out.startswith("equal  tiny.scale and other.scale make the same update\n\n")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -225,6 +228,7 @@ def test_a_plan_and_its_own_ir_make_the_same_update(run_scalec: CommandLine, kin
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

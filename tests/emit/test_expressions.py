@@ -142,6 +142,7 @@ def is_coercion(source: Attr, target: Attr) -> bool:
     )  # a maximum has no gradient, whatever it is then
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("name", PLANS)
 def test_ops_that_differ_in_an_attribute_are_written_otherwise(name: str) -> None:
     """An attribute that an expression drops would leave it as it is."""

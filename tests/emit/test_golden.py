@@ -155,6 +155,7 @@ def test_nothing_that_no_person_writes_is_in_a_golden_program(variant: str) -> N
     _demand_written_by_hand((ROOT / "tests" / "golden" / variant / "train.py").read_text())
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("path", sorted(TINY.parent.glob("*.scale")), ids=lambda path: path.stem)
 def test_nothing_that_no_person_writes_is_in_the_program_of_a_plan(path: Path) -> None:
     plan = load(path)
@@ -261,13 +262,14 @@ def test_what_a_step_communicates_is_as_it_was(golden: Callable[[str, str], None
     golden("tiny_llama/plan.json", files(plan)["plan.json"])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_plan_gives_the_same_bytes(variant: str) -> None:
     plan = source(variant)
     assert files(plan) == files(plan)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
 def test_programs_are_formatted_and_lint_clean(command: list[str], tmp_path: Path) -> None:
     for path in [

@@ -37,6 +37,7 @@ SCHEDULES = (
 )
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("model", "cut"), [(LLAMA, "layers"), (SKIP, "layers, blocks")])
 def test_what_is_emitted_under_a_schedule_does_every_op(
@@ -518,7 +519,7 @@ DEFECTS = {
 """(plan, code as `ast.unparse` writes it, what stands there instead, and more such pairs)."""
 
 
-@pytest.mark.sample(70)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("what", DEFECTS)
 def test_another_program_in_stages_is_rejected(what: str) -> None:
     demand_rejected(*DEFECTS[what])

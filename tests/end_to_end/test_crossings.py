@@ -186,7 +186,7 @@ BOTH = (
 CASES = [*_cases(), REPLICAS, *BOTH]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.load_case(case, tmp_path), steps=2)

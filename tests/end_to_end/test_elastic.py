@@ -45,7 +45,7 @@ many there is a place.
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_goes_on_with_the_ranks_that_are_left(name: str, tmp_path: Path) -> None:
     case, left = CASES[name]

@@ -129,6 +129,7 @@ def test_data_that_is_alike_is_trained_on(kind: str, tmp_path: Path) -> None:
     assert {*ended.statuses} == {0}, ended.err
 
 
+@pytest.mark.long
 def test_damage_after_the_first_steps_is_named_before_the_run_ends(tmp_path: Path) -> None:
     """Of a run that goes on: its first windows are good, and one of its last, between two
     comparisons, is not.

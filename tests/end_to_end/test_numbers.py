@@ -309,7 +309,7 @@ HEADS = [(rules, 2) for rules in RULES] + [(rules, 1) for rules in APART]
 MORE_HEADS = [each for each in product(RULES, (4, 2, 1)) if each not in HEADS]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("rules", "kv"), [*HEADS, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_HEADS)]
 )

@@ -96,6 +96,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens, labels
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("body", "mesh"), CASES, ids=lambda each: each)
 def test_what_a_mesh_exports_one_process_begins_with(body: str, mesh: str, tmp_path: Path) -> None:
     axes, rules, sections = MESHES[mesh]

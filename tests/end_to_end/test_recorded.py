@@ -85,6 +85,7 @@ def test_one_rank_communicates_nothing(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 @settings(
     max_examples=6,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -60,6 +60,7 @@ def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
     assert ("a step on each rank" in found.lines()) == found.uniform
 
 
+@pytest.mark.long
 def test_the_record_of_messages_that_differ_from_cut_to_cut(tmp_path: Path) -> None:
     found = recorded(load_program(unlike(), tmp_path), tmp_path, "--steps 2")
     assert found.equal, found.lines()

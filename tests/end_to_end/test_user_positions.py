@@ -125,6 +125,7 @@ def test_steps_are_equal(mesh: str, tmp_path: Path) -> None:
     assert_equal_step(write_plan(tmp_path, mesh))
 
 
+@pytest.mark.long
 def test_mutants_are_caught(tmp_path: Path) -> None:
     assert_mutants_caught(write_plan(tmp_path, "tp and zigzag ring"))
 

@@ -99,6 +99,7 @@ def get_reports(case: Case, folder: Path, asked: Watch, plant: Plant) -> set[str
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "case", [*CASES, pytest.param(Case(dp=2, model="biased"), marks=pytest.mark.long)], ids=str
 )

@@ -139,6 +139,7 @@ def test_steps_are_equal(mesh: str) -> None:
     assert_equal_step(BRANCHES + trained(mesh))
 
 
+@pytest.mark.long
 def test_the_mutants_are_caught() -> None:
     assert_mutants_caught(BRANCHES + trained("tensor"))
 
@@ -176,6 +177,7 @@ def _there(value: Tensor | None) -> Tensor:
     return value
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_steps_equal_plain_torch(mesh: str, tmp_path: Path) -> None:
     case = MESHES[mesh][1]
@@ -435,6 +437,7 @@ def test_what_is_refused(before: str, after: str, code: str, words: str, said: s
     assert not words or line[first.span.column - 1 : first.span.end_column - 1] == words
 
 
+@pytest.mark.long
 def test_a_repeat_has_not_all_too_many_parts() -> None:
     text = BRANCHES.replace("layers = 5", "layers = 9999")
     many = "".join(f"if i < {k} {{}}" for k in range(10, 2000))

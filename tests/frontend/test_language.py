@@ -132,6 +132,7 @@ def test_every_block_is_compiled_and_proved(block: str) -> None:
     emit(program, source, model, verify(program, model))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "block", [b.text for b in BLOCKS if b.error is None and b.text.startswith("op ")]
 )

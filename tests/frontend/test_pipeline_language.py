@@ -316,7 +316,7 @@ def test_on_an_axis_of_size_1_the_model_is_what_it_is(section: str) -> None:
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "order",
     [
@@ -418,6 +418,7 @@ def test_auto_keeps_its_bound() -> None:
         assert max(high_water(schedule_of({"1f1b": f"auto(memory={memory})"}))) <= memory
 
 
+@pytest.mark.long
 def test_auto_keeps_to_its_bytes_in_all_that_ranks_hold() -> None:
     """The account of the finished program is what it is held to; with more memory it is no
     slower.
@@ -477,6 +478,7 @@ TWO_STAGES = {"layers = 6": "layers = 8", "global_batch = 24": "global_batch = 3
 """Of eight layers each rank can have two; eight microbatches."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["interleaved_1f1b", "breadth_first", "interleaved_zero_bubble", "zbv", "dualpipev"]
 )

@@ -178,6 +178,7 @@ def test_mistakes(golden: Golden) -> None:
     golden("mistakes_of_routes.txt", "".join(f"{get_message(text)}\n\n\n" for text in REFUSED))
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("body", FINE)
 def test_what_experts_can_compute(body: str) -> None:
     source = Source("plan.scale", PLAN.replace(BODY, body))

@@ -584,6 +584,7 @@ def test_steps_with_several_results_are_equal(model: str, mesh: str, tmp_path: P
     assert_equal_step(write_plan(tmp_path, mesh, OPS + TWO.replace("linear ", ""), model))
 
 
+@pytest.mark.long
 def test_mutants_of_several_results_are_caught(tmp_path: Path) -> None:
     assert_mutants_caught(
         write_plan(tmp_path, ops=OPS + TWO.replace("linear ", ""), model=TWO_RESULTS)

@@ -51,12 +51,14 @@ def stages(plan: Plan) -> Iterator[Program]:
         yield program
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", AT_ALL_STAGES)
 def test_reads_back_at_every_stage(name: str) -> None:
     for program in stages(PLANS[name]):
         assert again(program) == program, program.after
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("name", [name for name in PLANS if name not in AT_ALL_STAGES])
 def test_reads_back(name: str) -> None:
     program = PLANS[name].program()
@@ -70,6 +72,7 @@ def test_random_programs_read_back(plan: str) -> None:
     assert again(program) == program
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("stage", PASS_NAMES)
 @pytest.mark.parametrize("name", ["data, tensor, sequence", "two key/value heads on four ranks"])
 def test_lowering_goes_on_from_text(name: str, stage: str) -> None:

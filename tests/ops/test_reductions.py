@@ -70,12 +70,14 @@ def test_steps_are_those_of_a_single_device(name: str) -> None:
     assert_equal_step(PLANS[name].text())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", PLANS)
 def test_programs_are_read_back(name: str) -> None:
     text, program = get_train_py(PLANS[name].text())
     check(text, program)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", PLANS)
 def test_ir_reads_back(name: str) -> None:
     for stage in ("resolve", "insert_collectives", "fuse_buckets"):

@@ -99,7 +99,7 @@ CUTS = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize("cut", CUTS)
 def test_wherever_the_cuts_are(cut: str, schedule: str) -> None:
@@ -159,7 +159,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zb_h2"])
 @pytest.mark.parametrize("file", MODELS)
 def test_models_with_a_tied_embedding(file: str, schedule: str) -> None:
@@ -445,6 +445,7 @@ def neighbours(schedule: Schedule) -> list[tuple[Schedule, tuple[Action, Action]
     return found
 
 
+@pytest.mark.long
 def test_the_audit_of_a_program_with_stages() -> None:
     found = audit(*compiled(few("1f1b", 3)))
     assert [v.mutant.what for v in found.of(Fate.EQUIVALENT, Fate.MISSED)] == []

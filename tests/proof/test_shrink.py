@@ -67,7 +67,7 @@ def demand_part(program: Program, model: Program) -> None:
 # ---- made for costs
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pp", [2, 3])
 @pytest.mark.parametrize("schedule", AUTO)
 def test_rows_made_for_costs(schedule: str, pp: int) -> None:

@@ -69,6 +69,7 @@ def test_fields_of_a_few_words_have_one_of_these() -> None:
         assert row.leaves in ("", WHOLE, PLACELESS)
 
 
+@pytest.mark.sample(48)
 @pytest.mark.parametrize("code", SHOWN)
 def test_the_wrong_plan_has_the_code_and_the_right_one_compiles(code: str) -> None:
     row = get_code(code)

@@ -91,7 +91,7 @@ def test_tables_of_shipped_plans_add_up(path: Path) -> None:
 SMALL = dict(texts())
 
 
-@pytest.mark.sample(25)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", SMALL)
 def test_tables_of_small_plans_add_up(name: str) -> None:
     program = compile_plan(Source(str(ROOT / "plans" / "small.scale"), SMALL[name]))

@@ -304,6 +304,7 @@ def wasteful(folder: Path, more: str = "") -> str:
     return str(plan)
 
 
+@pytest.mark.long
 def test_faster_plans_are_named_with_their_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

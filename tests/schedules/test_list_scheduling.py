@@ -188,6 +188,7 @@ def test_no_order_beats_a_small_one(
     assert not exact.beats(total)
 
 
+@pytest.mark.long
 def test_no_order_beats_one_of_three_ranks_and_three_microbatches() -> None:
     times = Times(forward=(1, 3, 2), input=(2, 3, 1), weight=(3, 0, 2), send=1)
     memory, keeps = (2.0, 3.0, 2.0), Keeps(input=(1, 1, 2), weight=(1, 2, 1))
@@ -204,6 +205,7 @@ def test_memory_is_never_exceeded_wherever_stages_are(data: st.DataObject) -> No
     made(stage_to_rank, data.draw(st.integers(1, 6)), *data.draw(tasks(ranks, stage_to_rank)))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=4)
 @given(data=st.data(), ranks=st.integers(2, 4), layers=st.integers(2, 3))
@@ -294,6 +296,7 @@ def rooms(draw: st.DrawFn, ranks: int, stage_to_rank: tuple[int, ...]) -> Memory
     )
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(data=st.data())
 def test_bytes_are_never_exceeded_whatever_stages_keep_and_hand_on(data: st.DataObject) -> None:

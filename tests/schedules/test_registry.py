@@ -65,6 +65,7 @@ def test_zero_bubbles_as_drawn():
     )
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", [*torch_orders.SINGLE, *torch_orders.SEVERAL])
 def test_order_is_torchs(name: str, ranks: int):

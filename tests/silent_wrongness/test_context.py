@@ -276,6 +276,7 @@ def test_row_95_tokens_are_shifted_within_a_ranks_part() -> None:
     )
 
 
+@pytest.mark.long
 def test_right_plans_are_right() -> None:
     for plan in (
         "gathered",

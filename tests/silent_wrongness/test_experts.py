@@ -377,6 +377,7 @@ def test_row_86_every_rank_adds_the_shared_expert() -> None:
     assert "nothing in the IR does" in defect.emission()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "plan",
     [

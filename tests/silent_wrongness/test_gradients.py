@@ -354,6 +354,7 @@ def _splits(op: Op, dim: str) -> bool:
     return bool(op.outputs[0].type.axes_of(dim))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "plan",
     [

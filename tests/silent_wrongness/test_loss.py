@@ -174,7 +174,7 @@ def test_row_25_a_vocabulary_that_the_axis_does_not_divide() -> None:
     assert "nothing in the IR does `max_logit(logits, self.tp, classes=12)`" in counted.emission()
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize(
     "plan", ["llama", SEQUENCE, "three axes", "two key/value heads on four ranks"]

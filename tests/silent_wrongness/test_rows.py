@@ -61,6 +61,7 @@ def test_every_row_is_planted_or_waits() -> None:
 PLANTED = re.findall(r'Defect\(\s*"([^"]+)"', SOURCES)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("plan", dict.fromkeys(PLANTED))
 def test_without_a_defect_types_fit_and_the_text_is_the_program(plan: str) -> None:
     """So that it is the defect that is refused; values without one are in each of the other

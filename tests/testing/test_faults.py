@@ -99,6 +99,7 @@ def test_a_rank_is_killed_at_each_event(program: Program, event: Event) -> None:
     }.get(event, ["step-000002", "step-000004.tmp"])
 
 
+@pytest.mark.long
 def test_a_fault_strikes_once_over_all_restarts(program: Program) -> None:
     fault = Fault(Point("step", 2), kill(0, 1), times=2)
     ends = until_done(lambda _: fork(program, fault), most=3)

@@ -40,6 +40,7 @@ def _by_operations(text: str, monkeypatch: pytest.MonkeyPatch) -> Program:
         return make_program(text, path=STAGES)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("text", TEXTS)
 def test_no_step_is_slower_than_by_operations(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _seconds(make_program(text, path=STAGES)) <= _seconds(_by_operations(text, monkeypatch))

@@ -299,6 +299,7 @@ def test_a_pipeline_has_more_stages_where_nothing_else_is_enough() -> None:
     ]
 
 
+@pytest.mark.long
 def test_rows_that_the_compiler_makes_keep_to_what_the_gpu_has() -> None:
     """And what a rank needs is within it; where there are none, other changes come on top."""
     rows = PIPELINE.replace("mesh {", "pipeline { schedule = auto(chunks=2) }\nmesh {").replace(

@@ -32,7 +32,7 @@ def _near(measured: int, it: Account) -> None:
     assert it.peak.bytes == pytest.approx(measured, rel=0.03), it.peak
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -83,7 +83,7 @@ train {{
 AGAIN = ["full", "selective(attention)", "every(2, layers)", "every(3, layers)", "every(9, layers)"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recompute", AGAIN)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_done_again(mesh: str, recompute: str, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_done_again(mesh: str, recompute: str, tmp_path: Path) -> None:
     _near(peak(module, 16), account(program))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("recompute", "batch"), [("none", 16), ("full", 4)], ids=["four microbatches", "one, again"]
 )

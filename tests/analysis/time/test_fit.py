@@ -64,7 +64,7 @@ def _as_profile(time: StepTime, times: Mapping[str, float] | None = None) -> Pro
     return Profile("cuda", 3, (0,), longer)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("plan", "planted"),
     [
@@ -138,6 +138,7 @@ def _fitted(tmp_path: Path, folder: Path, plan: str, *more: str) -> int:
     return cli.main(["calibrate", str(path), *more, "--fit", str(folder)])
 
 
+@pytest.mark.long
 def test_a_person_is_told_which_ops_and_figures_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -219,6 +219,7 @@ def test_ops_add_up_to_what_the_gpu_computes_and_links_send(name: str) -> None:
     )
 
 
+@pytest.mark.long
 @given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(LATENCIES), st.floats(0.0, 1.0))
 def test_no_step_gets_slower_by_less_latency(name: str, latency: str, times: float) -> None:
     less = evolve(HARDWARE, **{latency: getattr(HARDWARE, latency) * times})

@@ -47,6 +47,7 @@ def test_all_of_the_language_is_executed(sample: list[Trial]) -> None:
     assert executed >= table(), table() - executed
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "number",
     [*range(PLANS), *(pytest.param(PLANS + each, marks=pytest.mark.long) for each in range(MORE))],

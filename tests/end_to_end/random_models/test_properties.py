@@ -46,6 +46,7 @@ def test_what_is_drawn() -> None:
     assert found >= table(), table() - found
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("random numbers")
 def test_few_drafts_are_refused() -> None:
     refused = Counter[str]()

@@ -12,7 +12,7 @@ Options: see --help.  Shapes in comments are one rank's:
     I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial
     P→I     a change of placement; bwd: what backward does for it
 
-Verified: the IR's step equals the single-device step of the model before any placement;
+Verified: the IR's step was evaluated equal to the single-device step of the model before any placement;
 this file matches the IR, op for op;
 no loss depends on a later token.
 Not verified: rounding, kernels, the network.  plan.json holds the certificate; SCALEC_SANITIZE=1 checks a run.

@@ -3,8 +3,8 @@ defined.
 
     python tests/helpers/kernels/interpreted.py cases_norms cases_attention.case_all_options
 
-prints what came of each case as JSON: module and name, and a traceback, empty if it passed.  Of a
-module these are all cases but the long ones, which are named one by one.
+prints what came of each case as JSON: module and name, and a traceback, empty if it passed.  A
+module stands for all its cases but the long ones, which are named one by one.
 """
 
 import importlib

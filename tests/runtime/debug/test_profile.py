@@ -51,6 +51,7 @@ def _spans(path: Path) -> list[dict[str, Any]]:
     return sorted(spans, key=lambda span: span["ts"])
 
 
+@pytest.mark.long
 def test_a_run_writes_the_steps_that_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

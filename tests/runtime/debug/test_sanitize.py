@@ -61,6 +61,7 @@ def _random(size: int, dtype: torch.dtype) -> Tensor:
     return bits.view(dtype)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_single_bit_and_any_swap_change_the_hash(fingerprint: Hash, dtype: torch.dtype) -> None:
     x = _random(67, dtype)

@@ -59,6 +59,7 @@ def _with_bias(op: LinearSoftmaxStats | LinearCrossEntropy, *args: Any, **option
     return op(x, weight, *rest, **options, bias=bias)
 
 
+@pytest.mark.long
 @given(
     SHAPES,
     st.sampled_from([0.0, 0.1]),

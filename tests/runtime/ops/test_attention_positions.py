@@ -54,6 +54,7 @@ def _ways() -> Iterator[tuple[str, int, bool]]:
                 yield layout, ranks, zigzag
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "options", OPTIONS, ids=lambda it: " ".join(it) + f" {it.get('window', '')}"

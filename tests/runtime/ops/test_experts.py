@@ -197,7 +197,7 @@ def _check_all(layout: Layout) -> None:
             ) from error
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_route_is_the_dense_formula(layout: Layout) -> None:
     ranks = prod(layout[0].values())

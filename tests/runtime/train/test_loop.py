@@ -278,6 +278,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_kept_under_another_name(folder:
     }
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_a_folder_for_checkpoints(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +319,7 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: 
     assert torch.equal(_weights(folder, 4), whole)
 
 
+@pytest.mark.long
 def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
     _run(folder, ALONE)
     _run(folder, ALONE, "--steps 2")
@@ -487,6 +489,7 @@ def _unlabelled(plan: Plan) -> Plan:
     return replace(plan, data=replace(plan.data, separator=ord("a")))
 
 
+@pytest.mark.long
 def test_a_run_says_where_it_moved_the_earlier_one(folder: Path) -> None:
     (first,) = _run(folder, ALONE)
     (second,) = _run(folder, ALONE, "--steps 2")
@@ -497,6 +500,7 @@ def test_a_run_says_where_it_moved_the_earlier_one(folder: Path) -> None:
     assert second.out.startswith(said)
 
 
+@pytest.mark.long
 def test_what_an_earlier_run_recorded_is_moved_with_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,6 +524,7 @@ def test_an_unknown_value_of_a_variable_is_refused(
     assert second.err == ""
 
 
+@pytest.mark.long
 def test_an_unknown_variable_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEC_RECROD", "1")
     monkeypatch.setenv("SCALEC_DUMP", "all")  # the compiler's
@@ -560,6 +565,7 @@ def test_a_step_without_labels_is_counted_though_it_is_not_logged(folder: Path) 
     assert "note: in 1 of 8 steps so far no label counts" in ended.out
 
 
+@pytest.mark.long
 def test_held_out_data_that_is_less_than_a_batch_is_said(folder: Path) -> None:
     for path in (folder / "text").iterdir():
         path.write_text("a" * 27)
@@ -671,6 +677,7 @@ def test_a_run_does_not_go_on_with_another_unless_it_is_told_to(folder: Path, na
     assert further.status == 0, "its own checkpoints are of this run"
 
 
+@pytest.mark.long
 def test_other_data_is_another_run_wherever_it_lies(folder: Path) -> None:
     _saved(folder)
     (folder / "text").rename(folder / "elsewhere")
@@ -697,6 +704,7 @@ def test_a_run_goes_on_with_another_mesh_microbatch_learning_rate_and_length(fol
     assert (alike.status, "learning rate: " in alike.out) == (0, False)
 
 
+@pytest.mark.long
 def test_a_second_run_in_a_folder_changes_nothing_there(folder: Path) -> None:
     path = _saved(folder, ALONE)
     held = Lock(folder / "runs/bigram", "")

@@ -77,6 +77,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
     """Even where that is killed, and can end none."""
     (tmp_path / "train.py").write_text(ORPHAN)

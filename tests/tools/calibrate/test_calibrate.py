@@ -111,7 +111,7 @@ def test_the_file_says_with_what_it_was_measured(measured: tuple[Hardware, str])
     assert torch.__version__ in measured[1].splitlines()[0]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_groups_of_ranks_are_measured_alone_and_together(
     listed: Mapping[str, Any], ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -503,6 +503,7 @@ def test_a_plan_that_is_typed_letter_by_letter(mlp: Document) -> None:
     assert get_shown_diagnostics(document) == []
 
 
+@pytest.mark.long
 def test_a_plan_in_which_each_word_is_left_out(mlp: Document) -> None:
     assert mlp.syntax
     for it in mlp.syntax.mentions:

@@ -216,6 +216,7 @@ def test_it_trains(tmp_path: Path, machine: Callable[[int, list[str]], None]) ->
     assert main(["log", "runs/first"]) == 0
 
 
+@pytest.mark.long
 def test_what_it_trains_is_exported_and_begun_with_on_another_mesh(tmp_path: Path) -> None:
     """The plan has no `names hf`."""
     Path("words.txt").write_text("some words, and some more\n" * 1000)

@@ -85,7 +85,7 @@ def test_all_choices_of_a_space_compile(name: str, gpus: int, batch: int, seq: i
     assert not failed
 
 
-@pytest.mark.sample(1)
+@pytest.mark.long
 @pytest.mark.parametrize("cell", CELLS)
 def test_estimates_rank_plans_as_their_programs_do(cell: str) -> None:
     """Of a sample of plans that fit, the best two by estimates have one within 5% of the best
@@ -116,6 +116,7 @@ def test_a_plan_that_is_little_faster_is_first() -> None:
     assert SearchResult(facts, goal, (), (slow, fast), ()).fitting == (fast, slow)
 
 
+@pytest.mark.long
 def test_what_is_kept_is_kept() -> None:
     file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
     kept: Mapping[str, object] = {
@@ -152,6 +153,7 @@ def test_a_plan_is_proposed_with_its_reasons(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_reasons_compare_with_other_plans_alone(tmp_path: Path) -> None:
     """Of a plan by 1F1B, the same schedule is no other."""
     file, _, goal = subject("tiny_pipeline.scale", 4, 32, 128)
@@ -285,6 +287,7 @@ def test_a_plan_that_may_fit_has_a_time() -> None:
     assert short.seconds == inf
 
 
+@pytest.mark.long
 def test_the_search_compiles_a_plan_that_may_fit_if_it_may_be_faster_than_all_that_fit() -> None:
     file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
     found = search(file, facts, goal, {}, proved=0)

@@ -95,6 +95,7 @@ def test_axes_of_a_sweep() -> None:
             swept_axes(wrong)
 
 
+@pytest.mark.long
 def test_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     svg, csv = tmp_path / "curves.svg", tmp_path / "points.csv"
     line = "--cluster h100_sxm --keep pp=1,microbatch=4,recompute=none --sweep gpus=1..4"
