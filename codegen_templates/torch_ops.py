@@ -20,6 +20,9 @@ are the plan's; it has no good rule for products, embeddings and attention, so t
 these on its local tensors.
 """
 
+# torch does not say that torch.distributed.checkpoint exports its own functions:
+# pyright: reportPrivateImportUsage=false
+
 import math
 import os
 import re

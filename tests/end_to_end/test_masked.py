@@ -10,7 +10,7 @@ import pytest
 from helpers.forked_ranks import run_ranks
 from helpers.programs import load_program
 from scalec.runtime import Loader, Mesh
-from scalec.runtime.data.mixture import Mixture, Part, Stream
+from scalec.runtime.data.mixture import Mixture, Part
 
 PLANS = Path(__file__).parents[2] / "plans"
 STEPS, MASK = 60, 32
@@ -53,7 +53,7 @@ def _trained(module: ModuleType, file: str, steps: int) -> list[float]:
     plan, mesh = module.PLAN, Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     state.initialise(0)
-    stream = Stream([file], plan.data.dtype, plan.data.width(plan.seq))
+    stream = plan.data.open_stream([str(file)], plan.seq)
     loader = Loader(
         Mixture([Part("", stream)]),
         plan.data,
