@@ -84,7 +84,7 @@ def test_no_schedule_with_a_name_that_keeps_the_bound_is_faster(
 
 @pytest.mark.long
 @pytest.mark.parametrize("times", [alike, unlike])
-@pytest.mark.parametrize("microbatches", (1, 2, 3, 5, 8, 12))
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 5, 8, 12])
 @pytest.mark.parametrize(("ranks", "chunks"), [*product(range(1, 6), range(1, 4))])
 def test_none_is_faster_whatever_the_bound(
     ranks: int, chunks: int, microbatches: int, times: Callable[[int], Times]
