@@ -124,7 +124,7 @@ def _train_compiled(
     return harness._train(module, start, batches, LR), graphs
 
 
-@pytest.mark.sample(1)
+@pytest.mark.long
 @pytest.mark.parametrize("case", COMPILED, ids=str)
 def test_in_a_graph_each_layer_is_one_product_too(case: Case, tmp_path: Path) -> None:
     """One graph serves all layers."""

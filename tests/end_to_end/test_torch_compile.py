@@ -89,6 +89,7 @@ def _compiled_and_not(_: None) -> list[tuple[Tensor, Tensor]]:
     return results
 
 
+@pytest.mark.long
 def test_every_coercion_is_the_same_in_a_graph() -> None:
     for eager, compiled in run_ranks(2, _compiled_and_not, None, functional=True):
         for name, *pairs in zip(COERCIONS, *eager, *compiled, strict=True):

@@ -202,6 +202,7 @@ def test_a_wrong_world_size_is_one_line(tmp_path: Path, corpus: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_missing_data_file_is_one_line(tmp_path: Path) -> None:
     """Of both ranks, which agree on it."""
     done = _finished(

@@ -101,6 +101,7 @@ def test_a_recorded_step_lies_beside_the_predicted_one(tmp_path: Path) -> None:
         load_recorded_steps(tmp_path / "empty")
 
 
+@pytest.mark.long
 def test_only_traces_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.json"
     traced("llama3_70b.scale", path)

@@ -73,7 +73,7 @@ def demand_none_faster(
             assert it.held > most or total <= it.total + 1e-9, (it, most, total)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "times"), [*product((2, 3, 4, 5), (alike, unlike))])
 def test_no_schedule_with_a_name_that_keeps_the_bound_is_faster(
     ranks: int, times: Callable[[int], Times]

@@ -115,7 +115,7 @@ def test_two_values_that_begin_as_one_are_two_messages(tmp_path: Path) -> None:
     assert found == pytest.approx(peaks(module, module.PLAN.global_batch), rel=0.01)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.long
 @pytest.mark.parametrize("options", ["precision = fp32", "precision = bf16  reduce = bf16"])
 def test_the_fullest_moment_of_shared_state(options: str, tmp_path: Path) -> None:
     _check_fullest(

@@ -23,6 +23,7 @@ PLANS, MORE = 8, 150
 REFUSED = 1 / 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [PLANS, pytest.param(MORE, marks=pytest.mark.long)])
 def test_what_compiles_is_proved_and_reads_back(number: int) -> None:
     """`emit` reads the program back, too; what is refused has a code, and few are."""

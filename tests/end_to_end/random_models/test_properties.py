@@ -93,6 +93,7 @@ def require_every_weight(names_file: str, program: Program) -> None:
         assert len(in_files) == prod(program.valid(dim) for dim in own_dims)
 
 
+@pytest.mark.long
 @settings(max_examples=6)
 @given(random_plans())
 def test_element_types_apart_from_each_other(plan: str) -> None:

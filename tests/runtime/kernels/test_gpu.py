@@ -57,6 +57,7 @@ def _same_losses(precision: str, device: str) -> None:
     assert ours[0] == pytest.approx(torch.tensor(512.0).log().item(), rel=0.05)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("precision", RTOL)
 def test_losses_are_those_of_torch_on_the_cpu(precision: str) -> None:
     _same_losses(precision, "cpu")

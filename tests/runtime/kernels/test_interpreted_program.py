@@ -31,7 +31,7 @@ second loss.
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("case", "others"), [("ragged", RAGGED), ("padded", set[str]())])
 def test_a_program_of_experts_with_kernels_is_right(case: str, others: set[str]) -> None:
     started, failure = outcome(case)

@@ -31,6 +31,7 @@ TWICE = {("norm_kernels.norm_backward", "s"), ("norm_kernels.norm_backward", "da
 """What a program may read again right after, while its L1 cache has it."""
 
 
+@pytest.mark.long
 def test_kernels_move_each_operand_and_result_once() -> None:
     large = [
         (kernel, name, each)

@@ -157,6 +157,7 @@ def _all_right(sites: list[Site]) -> bool:
     return all(all(run_ranks(world, _right, sites, *case)) for world, *case in cases)
 
 
+@pytest.mark.long
 def test_with_all_waits_every_case_is_right() -> None:
     # taken apart, put together as they were
     assert _all_right([replace(site, number=-1) for site in _sites()])

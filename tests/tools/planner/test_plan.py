@@ -27,6 +27,7 @@ def test_a_small_case(run_scalec: CommandLine, golden: Golden) -> None:
     golden("planned.txt", out)
 
 
+@pytest.mark.long
 def test_experts_and_plans_that_are_as_fast(run_scalec: CommandLine, golden: Golden) -> None:
     """And reasons about plans that are excluded."""
     line = (
