@@ -75,8 +75,10 @@ class Folder(Labelled):
     sets: tuple[DataSet, ...] = ()
 
     def find_files(self, patterns: tuple[str, ...], looks: bool) -> list[str]:
-        """The tokens of the folders' shards.  RunError where a folder is not whole."""
-        return find_shards(patterns)
+        """The tokens of the folders' shards.  RunError where a folder is not whole; where
+        `looks`, also where it has changed.
+        """
+        return find_shards(patterns, looks)
 
     def open_stream(self, paths: list[str], seq: int) -> Stream:
         """The windows of shards for sequences of `seq`.  RunError."""

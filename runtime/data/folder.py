@@ -3,6 +3,7 @@ begin.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +17,7 @@ from ...formats.token_folder import (
     TOKENS,
     TokenFolder,
     TokenFolderError,
+    file_hash,
     shard_file,
     sibling,
 )
@@ -23,6 +25,9 @@ from ..errors import RunError
 from .files import TokenFiles, find_folders
 from .mixture import Stream
 from .samples import IGNORED, Marks, Windows
+
+MOST_HASHED = 4 << 30
+"""Bytes of shards whose hashes are compared at a run's start, some seconds of a disk."""
 
 _FILES_OF_STARTS = 64
 """The most shards whose documents' starts are held in memory."""
@@ -54,24 +59,48 @@ class Labelled(Windows):
         }
 
 
-def find_shards(patterns: tuple[str, ...]) -> list[str]:
+def find_shards(patterns: tuple[str, ...], looks: bool) -> list[str]:
     """The tokens of all shards of the folders that patterns match.
 
-    RunError where a folder has no index, or its files are not as long as the index says.
+    RunError where a folder has no index, or its files are not as long as the index says; where
+    `looks`, also where a file has other content than the index says.
     """
-    paths = list[str]()
+    paths, hashes = list[str](), dict[str, str]()
     for folder in find_folders(patterns):
         index = read_index(folder)
         for number, shard in enumerate(index.shards):
             path = os.path.join(folder, shard_file(TOKENS, number))
-            width = torch_dtype(index).itemsize
-            _require_size(path, shard.tokens * width, folder)
-            _require_size(sibling(path, DOCUMENTS), shard.documents * 8, folder)
-            if COUNTS in shard.hashes:
-                _require_size(sibling(path, COUNTS), -(-shard.tokens // 8), folder)
+            sizes = {
+                TOKENS: shard.tokens * torch_dtype(index).itemsize,
+                DOCUMENTS: shard.documents * 8,
+                COUNTS: -(-shard.tokens // 8),
+            }
+            for kind, digest in shard.hashes.items():
+                _require_size(sibling(path, kind), sizes[kind], folder)
+                hashes[sibling(path, kind)] = digest
             if shard.tokens:
                 paths.append(path)
+    if looks:
+        _require_content(hashes)
     return paths
+
+
+def _require_content(hashes: Mapping[str, str]) -> None:
+    """RunError where a file is not the one that was hashed; of large folders some files, evenly
+    spread, are read.
+    """
+    size = sum(map(os.path.getsize, hashes))
+    step = max(1, -(-size // MOST_HASHED))
+    for path in [*hashes][::step]:
+        try:
+            digest = file_hash(path)
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}") from None
+        if digest != hashes[path]:
+            raise RunError(
+                f"{path} has changed since `scalec data` wrote it: {INDEX} has another hash",
+                "delete the folder, and make it again with `scalec data`",
+            )
 
 
 def read_index(folder: str) -> TokenFolder:

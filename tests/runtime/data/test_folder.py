@@ -20,6 +20,7 @@ from scalec.formats.token_folder import (
     shard_file,
 )
 from scalec.runtime import Folder, Input, Loader, Mesh, RunError
+from scalec.runtime.data import folder as data_folder
 from scalec.runtime.data.corpus import open_corpus
 from scalec.runtime.data.samples import IGNORED, Marks
 
@@ -148,6 +149,43 @@ def _without_counts(folder: Path) -> None:
 def _other_format(folder: Path) -> None:
     index = json.loads((folder / INDEX).read_text())
     (folder / INDEX).write_text(json.dumps({**index, "format": 2}))
+
+
+def _flip_a_bit_of(kind: str, folder: Path) -> None:
+    path = folder / shard_file(kind, 0)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "counts", "documents"])
+def test_a_changed_bit_of_any_file_is_found_before_the_first_step(
+    kind: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "a", [[[True, False] * 10]])
+    _flip_a_bit_of(kind, folder)
+    with pytest.raises(RunError, match=f"{kind}-00000.bin has changed since `scalec data`"):
+        open_corpus(Folder((str(folder),)), (), 4)
+    open_corpus(Folder((str(folder),)), (), 4, looks=False)
+
+
+def test_of_a_large_folder_some_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_folder(tmp_path / "a", [[[True] * 8]] * 9)
+    read = list[str]()
+
+    def count(path: str) -> str:
+        read.append(path)
+        return file_hash(path)
+
+    monkeypatch.setattr(data_folder, "file_hash", count)
+    open_corpus(Folder((str(folder),)), (), 4)
+    assert len(read) == 18
+    read.clear()
+    monkeypatch.setattr(data_folder, "MOST_HASHED", 100)  # of 9 x (16 + 8) bytes
+    open_corpus(Folder((str(folder),)), (), 4)
+    assert len(read) == 6
 
 
 SPOILT = {
