@@ -235,6 +235,30 @@ def test_the_same_records_of_any_kind_of_file_give_the_same_ids(
     assert tokens_of("other").tolist() == tokens_of("out").tolist()
 
 
+def test_a_data_set_of_the_hub_is_its_arrow_files(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The package that downloads is told the name and the split; here it has them already."""
+    import datasets
+
+    records = [{"text": f"{number} {TEXT}"} for number in range(5)]
+    run(write_lines("plain.jsonl", *records))
+    loaded = datasets.Dataset.from_list(records)
+    loaded.save_to_disk(str(tmp_path / "saved"))
+    asked = list[tuple[str, str]]()
+
+    def load(name: str, split: str) -> Any:
+        asked.append((name, split))
+        return datasets.load_from_disk(str(tmp_path / "saved"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    run("hf:some/set:test", "-o", "hub")
+    assert asked == [("some/set", "test")]
+    assert tokens_of("hub").tolist() == tokens_of("out").tolist()
+    run("saved", "-o", "disk")
+    assert tokens_of("disk").tolist() == tokens_of("out").tolist()
+
+
 BAD = {
     "{": "not JSON",
     "[1]": "not an object: each line is one: {…}",
