@@ -54,6 +54,11 @@ def files_of(pattern: str, most: int | None = None) -> list[str]:
     return sorted(path for path in matches if os.path.isfile(path) and os.path.getsize(path) > 0)
 
 
+def folders_of(pattern: str) -> list[str]:
+    """The folders that a pattern matches, sorted."""
+    return sorted(path for path in iglob(pattern, recursive=True) if os.path.isdir(path))
+
+
 def address(pattern: str) -> str:
     """The scheme of a pattern that is an address, as `hf` of `hf://datasets/…`; "" of a path."""
     scheme, separator, _ = pattern.partition("://")

@@ -2,12 +2,10 @@
 plan takes them for.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
-from glob import iglob
 
-from ...formats.data import TEXT, address, address_advice, files_of, foreign, some
+from ...formats.data import TEXT, address, address_advice, files_of, folders_of, foreign, some
 from ...formats.token_folder import TokenFolder, TokenFolderError
 from ..config.settings import FOLDER, ON, Data, DataSet
 from ..syntax import tree
@@ -42,11 +40,6 @@ def check_files(train: tree.Section, data: Data, diagnostics: Diagnostics) -> No
         else:
             dtype = TEXT if data.kind == "text" else data.dtype
             _check_pattern(pattern, dtype, diagnostics)
-
-
-def folders_of(pattern: str) -> list[str]:
-    """The folders that a pattern matches, sorted, without a limit of their number."""
-    return sorted(path for path in iglob(pattern, recursive=True) if os.path.isdir(path))
 
 
 def _check_folders(pattern: tree.String, diagnostics: Diagnostics) -> None:

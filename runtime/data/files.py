@@ -10,13 +10,12 @@ import sysconfig
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
-from glob import iglob
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
-from ...formats.data import TEXT, address, address_advice, files_of, foreign
+from ...formats.data import TEXT, address, address_advice, files_of, folders_of, foreign
 from ..errors import RunError
 
 MOST_OPEN = 64
@@ -50,13 +49,13 @@ def find_folders(patterns: tuple[str, ...]) -> list[str]:
     for pattern in patterns:
         if address(pattern):
             raise RunError(f"no data: {address_advice(pattern)}")
-        matches = [path for path in iglob(pattern, recursive=True) if os.path.isdir(path)]
+        matches = folders_of(pattern)
         if not matches:
             place = "" if os.path.isabs(pattern) else f", looked for in {os.getcwd()}"
             raise RunError(
                 f"no data: `{pattern}` is no folder{place}; `scalec data` makes one of own text"
             )
-        folders |= {os.path.normpath(path) for path in matches}
+        folders |= {*map(os.path.normpath, matches)}
     return sorted(folders)
 
 

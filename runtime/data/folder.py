@@ -131,21 +131,24 @@ def _require_size(path: str, size: int, folder: str) -> None:
 class FolderStream(Stream):
     """The shards of folders, cut into windows as the files of any stream.
 
-    RunError where folders differ in their type of tokens.
+    RunError where folders are of several tokenizers.
     """
 
     def __init__(self, files: list[str], width: int) -> None:
-        folders = list(dict.fromkeys(map(os.path.dirname, files)))
-        types = {folder: torch_dtype(read_index(folder)) for folder in folders}
-        first = folders[0]
-        for folder, dtype in types.items():
-            if dtype != types[first]:
+        indexes = {folder: read_index(folder) for folder in map(os.path.dirname, files)}
+        first, *others = indexes
+        for folder in others:
+            if indexes[folder].recipe.tokenizer != indexes[first].recipe.tokenizer:
                 raise RunError(
-                    f"{folder} has tokens of {str(dtype).removeprefix('torch.')}, {first} of"
-                    f" another type: they are of two tokenizers"
+                    f"{folder} and {first} have tokens of two tokenizers: an id is not the same"
+                    " token in both"
                 )
-        super().__init__(files, types[first], width)
-        self._counts = _Bits([sibling(path, COUNTS) for path in files])
+        super().__init__(files, torch_dtype(indexes[first]), width)
+        # an earlier run may have left files that the index does not know
+        masked = {path for path in files if indexes[os.path.dirname(path)].recipe.masked}
+        self._kinds = dict.fromkeys(files, (TOKENS, DOCUMENTS))
+        self._kinds |= dict.fromkeys(masked, (TOKENS, DOCUMENTS, COUNTS))
+        self._counts = _Bits([sibling(path, COUNTS) if path in masked else "" for path in files])
         starts = [sibling(path, DOCUMENTS) for path in files]
         read_starts = TokenFiles(starts, torch.int64)
         lengths = read_starts.lengths
@@ -159,9 +162,7 @@ class FolderStream(Stream):
     @property
     def read_files(self) -> tuple[str, ...]:
         """The shards' files of all kinds."""
-        kinds = (TOKENS, COUNTS, DOCUMENTS)
-        paths = [sibling(path, kind) for kind in kinds for path in self.files]
-        return tuple(path for path in paths if os.path.exists(path))
+        return tuple(sibling(path, kind) for path in self.files for kind in self._kinds[path])
 
     def marks(self, number: int) -> Marks:
         """Which tokens of a window count, and which begin a document."""
@@ -178,12 +179,14 @@ class FolderStream(Stream):
 
 
 class _Bits:
-    """Files with a bit a token; where a shard has none, all of its tokens count."""
+    """Files with a bit a token; all tokens of a shard count where its path is ""."""
 
     def __init__(self, paths: list[str]) -> None:
-        there = [path for path in paths if os.path.exists(path)]
-        self._numbers = {paths.index(path): number for number, path in enumerate(there)}
-        self._files = TokenFiles(there, torch.uint8)
+        self._numbers: dict[int, int] = {}
+        for shard, path in enumerate(paths):
+            if path:
+                self._numbers[shard] = len(self._numbers)
+        self._files = TokenFiles([path for path in paths if path], torch.uint8)
 
     def read(self, file: int, start: int, stop: int) -> Tensor:
         """The bits of tokens start to stop of a shard: bool, [stop - start]."""

@@ -28,7 +28,9 @@ Document = Sequence[bool]
 """Whether each token of a document counts."""
 
 
-def write_folder(folder: Path, shards: Sequence[Sequence[Document]], vocab: int = 500) -> Path:
+def write_folder(
+    folder: Path, shards: Sequence[Sequence[Document]], vocab: int = 500, tokenizer: str = "a"
+) -> Path:
     """A folder of documents whose ids count up from 0 over all of them."""
     folder.mkdir(parents=True, exist_ok=True)
     first, written = 0, list[Shard]()
@@ -48,7 +50,7 @@ def write_folder(folder: Path, shards: Sequence[Sequence[Document]], vocab: int 
         hashes = {kind: file_hash(folder / shard_file(kind, number)) for kind in files}
         written.append(Shard(len(counted), len(documents), sum(counted), hashes))
         first += len(counted)
-    recipe = Recipe("", "", "--field text", vocab, None, None, masked, False, False)
+    recipe = Recipe(tokenizer, "", "--field text", vocab, None, None, masked, False, False)
     (folder / INDEX).write_text(TokenFolder(recipe, (), tuple(written), {}).to_json())
     return folder
 
@@ -94,6 +96,17 @@ def test_without_a_mask_all_tokens_count(tmp_path: Path) -> None:
     assert marks is not None
     assert marks.counted.all()
     assert marks.begins.nonzero().flatten().tolist() == [0, 20]
+
+
+def test_a_mask_that_the_index_does_not_know_is_not_read(tmp_path: Path) -> None:
+    """A run that was killed left it, and another made the folder without a mask."""
+    folder = write_folder(tmp_path / "a", [[[True] * 32]])
+    (folder / shard_file("counts", 0)).write_bytes(bytes(4))
+    training, _ = open_corpus(Folder((str(folder),), holdout=0), (), 31)
+    marks = training.marks(0, 0)
+    assert marks is not None
+    assert marks.counted.all()
+    assert not [path for path in training.parts[0].stream.read_files if "counts" in path]
 
 
 def test_shards_are_held_out_as_files_are(tmp_path: Path) -> None:
@@ -204,10 +217,10 @@ def test_a_folder_that_is_not_whole_is_refused(spoil: Any, tmp_path: Path) -> No
         open_corpus(Folder((str(folder),)), (), 4)
 
 
-def test_a_folder_that_is_not_there_and_two_types_of_tokens_are_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_and_two_tokenizers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="`nowhere` is no folder, looked for in"):
         open_corpus(Folder(("nowhere",)), (), 4)
-    narrow = write_folder(tmp_path / "a", [[[True] * 20]])
-    wide = write_folder(tmp_path / "b", [[[True] * 20]], vocab=100_000)
-    with pytest.raises(RunError, match="of another type: they are of two tokenizers"):
-        open_corpus(Folder((str(narrow), str(wide)), holdout=0), (), 4)
+    one = write_folder(tmp_path / "a", [[[True] * 20]])
+    other = write_folder(tmp_path / "b", [[[True] * 20]], tokenizer="b")
+    with pytest.raises(RunError, match="have tokens of two tokenizers"):
+        open_corpus(Folder((str(one), str(other)), holdout=0), (), 4)
