@@ -103,6 +103,10 @@ class Preparation:
             skip_bad=self.skip_bad,
         )
 
+    def make_shard(self, number: int, stretch: Stretch, encoder: Encoder, dtype: str) -> Made:
+        """One shard.  BadRecord."""
+        return make_shard(self.folder, number, stretch, self.reader, encoder, dtype, self.skip_bad)
+
     def _make(
         self,
         numbers: Sequence[int],
@@ -114,18 +118,7 @@ class Preparation:
         """The shards of these numbers, as they are done."""
         if workers == 1 or len(numbers) == 1:
             for number in numbers:
-                yield (
-                    number,
-                    make_shard(
-                        self.folder,
-                        number,
-                        stretches[number],
-                        self.reader,
-                        encoder,
-                        dtype,
-                        self.skip_bad,
-                    ),
-                )
+                yield number, self.make_shard(number, stretches[number], encoder, dtype)
             return
         # a process that imports anew inherits no threads of the tokenizer's library
         pool = ProcessPoolExecutor(
@@ -162,8 +155,8 @@ class Preparation:
         first = next(shard for shard in index.shards if shard.documents)
         number = index.shards.index(first)
         sample = sample_text(self.folder, number, first, recipe.dtype, encoder)
-        write_whole(self.folder / SAMPLE, sample)
-        write_whole(self.folder / INDEX, index.to_json())
+        _write_whole(self.folder / SAMPLE, sample)
+        _write_whole(self.folder / INDEX, index.to_json())
         notes.remove()
         return index
 
@@ -180,15 +173,7 @@ def _begin_worker(preparation: Preparation, dtype: str) -> None:
 def _make_in_worker(number: int, stretch: Stretch) -> Made:
     assert _worker is not None, "prepare: a worker without its tokenizer"
     preparation, dtype, encoder = _worker
-    return make_shard(
-        preparation.folder,
-        number,
-        stretch,
-        preparation.reader,
-        encoder,
-        dtype,
-        preparation.skip_bad,
-    )
+    return preparation.make_shard(number, stretch, encoder, dtype)
 
 
 def _find_finished(
@@ -224,7 +209,7 @@ class _Notes:
     def write(self, number: int, shard: Made) -> None:
         """Notes that a shard is done."""
         content = {"key": self._key, "shard": shard_to_json(shard.shard), "skipped": shard.skipped}
-        write_whole(self._path(number), json.dumps(content) + "\n")
+        _write_whole(self._path(number), json.dumps(content) + "\n")
 
     def read(self, count: int) -> dict[int, Made]:
         """The shards below `count` that are done, by number, with the files that the notes say."""
@@ -255,7 +240,7 @@ class _Notes:
         return True
 
 
-def write_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, text: str) -> None:
     """A text file, whole or not at all."""
     unfinished = path.with_name(path.name + ".tmp")
     with open(unfinished, "w", encoding="utf-8", newline="") as file:
