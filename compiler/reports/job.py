@@ -15,6 +15,7 @@ from ..analysis.communication import parameter_count
 from ..analysis.hardware import hardware
 from ..analysis.memory import Account, accounts, at_loads
 from ..config.gpus import gpu
+from ..config.settings import FOLDER
 from ..config.units import count_words
 from ..ir import ITEM_BYTES, PRECISIONS, Program
 from ..syntax.package_data import fill_template
@@ -44,7 +45,8 @@ def needs(program: Program, name: str) -> dict[str, Any]:
         gpu_memory = known_gpu.memory * 2**30
     files: list[str] = []
     for data_set in data.sets or (data,):
-        files.extend(data_set.files or ())
+        for pattern in data_set.files or ():
+            files.append(f"{pattern}/*.bin" if data.kind == FOLDER else pattern)
     return {
         "written_by": f"scalec {__version__}",
         "name": name,

@@ -15,9 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.edited_text import replace_once
 from helpers.fake_slurm import sbatch
 from helpers.launched import run_file
+from helpers.oracle.plans import Case, plan_text
+from helpers.programs import make_program
 from scalec.compiler.cli import main
+from scalec.compiler.reports.job import needs
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.tools.launch.command import seconds
 
@@ -86,6 +90,13 @@ def test_scripts(golden: Callable[[str, str], None], capsys: pytest.CaptureFixtu
     golden("launch/needs.json", Path("out/needs.json").read_text())
     assert "to train:\n\n  kubectl apply -f out/job.yaml\n" in capsys.readouterr().out
     golden("launch/elastic.sbatch", _launched("slurm", ELASTIC))
+
+
+def test_a_job_looks_at_the_shards_of_folders() -> None:
+    text = "data text { files = [python_stdlib]  tokenizer = bytes }"
+    plan = replace_once(plan_text(Case()), {text: 'data folder { files = ["chat"] }'})
+    program = make_program(plan)
+    assert needs(program, "tiny")["files"] == ["chat/*.bin"]
 
 
 @pytest.mark.usefixtures("folder")
