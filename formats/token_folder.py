@@ -107,6 +107,14 @@ class TokenFolder:
         """The tokens whose predictions count."""
         return sum(shard.counted for shard in self.shards)
 
+    def require_samples(self, folder: str | Path) -> None:
+        """TokenFolderError where documents are no samples by themselves."""
+        if self.recipe.pair:
+            raise TokenFolderError(
+                f"{folder} has pairs of chosen and rejected answers, and no loss takes pairs yet:"
+                " the rejected ones would be learnt too"
+            )
+
     def to_json(self) -> str:
         """The text of `index.json`."""
         content = {

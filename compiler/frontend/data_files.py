@@ -48,7 +48,7 @@ def _check_folders(pattern: tree.String, diagnostics: Diagnostics) -> None:
     """
     for folder in folders_of(pattern.value):
         try:
-            TokenFolder.read(folder)
+            TokenFolder.read(folder).require_samples(folder)
         except TokenFolderError as error:
             help = "`data folder` takes folders that `scalec data` wrote: docs/data.md"
             diagnostics.error("E0420", str(error), pattern.span, help=help)

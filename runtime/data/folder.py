@@ -104,11 +104,13 @@ def _require_content(hashes: Mapping[str, str]) -> None:
 
 
 def read_index(folder: str) -> TokenFolder:
-    """The index of a folder.  RunError."""
+    """The index of a folder to train on.  RunError."""
     try:
-        return TokenFolder.read(folder)
+        index = TokenFolder.read(folder)
+        index.require_samples(folder)
     except TokenFolderError as error:
         raise RunError(f"no data: {error}") from None
+    return index
 
 
 def torch_dtype(index: TokenFolder) -> torch.dtype:

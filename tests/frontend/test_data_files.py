@@ -12,6 +12,7 @@ from scalec.compiler.frontend import data_files, resolve
 from scalec.compiler.syntax.codes import get_example_plan
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.formats.token_folder import Recipe, TokenFolder
 
 PLAN: str = get_example_plan()
 DATA = "data text { files = [python_stdlib] }"
@@ -34,6 +35,18 @@ def folder(working_folder: Path) -> Path:
     np.save(working_folder / "ids.npy", np.arange(1000))
     np.arange(1000, dtype=np.uint16).tofile(working_folder / "ids.bin")
     return working_folder
+
+
+def test_folders_that_are_no_samples_are_mistakes_at_their_names(folder: Path) -> None:
+    recipe = Recipe("", "", "--pair a b", 64, None, None, masked=True, pair=True, skip_bad=False)
+    index = TokenFolder(recipe, (), (), {})
+    (folder / "pairs").mkdir()
+    (folder / "pairs" / "index.json").write_text(index.to_json())
+    (folder / "empty").mkdir()
+    for name, what in (("pairs", "has pairs of chosen"), ("empty", "has no index.json")):
+        mistake, *_ = _mistakes(f'data folder {{ files = ["{name}"] }}')
+        assert mistake.code == "E0420"
+        assert f"{name} {what}" in mistake.message
 
 
 @pytest.mark.parametrize(

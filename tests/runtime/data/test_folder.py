@@ -201,7 +201,14 @@ def test_of_a_large_folder_some_files_are_read(
     assert len(read) == 6
 
 
+def _of_pairs(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["recipe"]["pair"] = True
+    (folder / INDEX).write_text(json.dumps(index))
+
+
 SPOILT = {
+    _of_pairs: "has pairs of chosen and rejected answers, and no loss takes pairs yet",
     _without_index: "has no index.json: `scalec data` writes it when all tokens are there",
     _cut_tokens: "has 38 bytes, and .*index.json says 40",
     _without_counts: "cannot read .*counts-00000.bin: No such file",
